@@ -1,0 +1,109 @@
+"""Per-token losses and the weights that turn them into one number.
+
+Every aggregation is a weight per token whose denominators count the whole minibatch, over all ranks: the value of a loss does not
+depend on how its sequences were split into micro-batches or over ranks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LOG_RATIO_LIMIT = 20.0  # exp(20) is finite in float32; what is clamped is counted
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+KL_ESTIMATORS = ("none", "k1", "k2", "k3")
+
+
+@dataclass(frozen=True)
+class BatchTotals:
+    """Counts over all ranks of one minibatch, the denominators of every aggregation."""
+
+    tokens: int
+    sequences: int
+
+
+def token_weight(aggregation: str, length: int, totals: BatchTotals, horizon: int) -> float:
+    """The weight of each token of a sequence of `length` response tokens.
+
+    `token-mean` (DAPO), `seq-mean-token-mean` (GRPO), `seq-mean-token-sum-norm` (Dr. GRPO: divides by the constant `horizon`, the
+    response budget). Raises ValueError for another name.
+    """
+    if aggregation == "token-mean":
+        return 1.0 / max(totals.tokens, 1)
+    if aggregation == "seq-mean-token-mean":
+        return 1.0 / (max(totals.sequences, 1) * max(length, 1))
+    if aggregation == "seq-mean-token-sum-norm":
+        return 1.0 / (max(totals.sequences, 1) * horizon)
+    raise ValueError(f"unknown loss aggregation {aggregation!r}: use one of {', '.join(AGGREGATIONS)}")
+
+
+def clamped_log_ratio(new: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+    """`new - old` kept within what `exp` can represent, and where it was clamped (as 0/1 floats)."""
+    log_ratio = new - old
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), (log_ratio.detach().abs() > LOG_RATIO_LIMIT).float()
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """The clipped surrogate's per-token terms, all of shape [tokens]."""
+
+    loss: Tensor
+    ratio: Tensor
+    clipped: Tensor
+    dual_clipped: Tensor
+    clamped: Tensor
+
+
+def clipped_policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> PolicyLoss:
+    """PPO's clipped surrogate (AC2 equation 5), with dual clip where the advantage is negative (Ye et al., 2020).
+
+    `loss = -min(rho A, clip(rho, 1 - low, 1 + high) A)`; for A < 0 it is bounded above by `-dual_clip A`.
+    """
+    log_ratio, clamped = clamped_log_ratio(logprobs, old_logprobs)
+    ratio = log_ratio.exp()
+    unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = torch.maximum(unclipped, clipped)
+    was_clipped = (clipped > unclipped).float()
+    was_dual_clipped = torch.zeros_like(was_clipped)
+    if dual_clip is not None:
+        bound = -advantages * dual_clip
+        hit = (advantages < 0) & (loss > bound)
+        loss, was_dual_clipped = torch.where(hit, bound, loss), hit.float()
+    return PolicyLoss(loss, ratio, was_clipped, was_dual_clipped, clamped)
+
+
+def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
+    """Per-token estimate of KL(policy || reference) from samples of the policy (Schulman, 2020): k1, k2 or k3."""
+    log_ratio, _ = clamped_log_ratio(ref_logprobs, logprobs)
+    if estimator == "k1":
+        return -log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
+    if estimator == "k3":
+        return log_ratio.exp() - 1 - log_ratio
+    raise ValueError(f"unknown KL estimator {estimator!r}: use one of {', '.join(KL_ESTIMATORS)}")
+
+
+def truncated_importance_weights(
+    old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Token-level truncated importance sampling between trainer and engine: `min(pi_old / pi_rollout, cap)`, and its metrics.
+
+    Corrects for the two computing different probabilities from the same weights; `cap=None` turns it off (weights of 1).
+    """
+    ratio = clamped_log_ratio(old_logprobs, rollout_logprobs)[0].exp()
+    difference = (old_logprobs.exp() - rollout_logprobs.exp()).abs()
+    metrics = {
+        "training/rollout_probs_diff_mean": difference,
+        "training/rollout_probs_diff_max": difference,
+        "rollout_corr/kl": rollout_logprobs - old_logprobs,
+        "rollout_corr/rollout_is_mean": ratio,
+        "rollout_corr/rollout_is_max": ratio,
+    }
+    if cap is None:
+        return torch.ones_like(ratio), metrics
+    metrics["rollout_corr/rollout_is_ratio_fraction_high"] = (ratio > cap).float()
+    return ratio.clamp(max=cap), metrics

@@ -1,0 +1,150 @@
+"""The contract between an algorithm and the loop that runs it: three verbs, and the records they exchange.
+
+Nothing here knows of Ray, vLLM or a file: an algorithm can be read, tested and re-stated with torch and numpy alone.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One row of a dataset, rendered: the token ids of its prompt and what its verifier needs to know."""
+
+    problem_id: str
+    data_source: str
+    prompt_ids: list[int]
+    ground_truth: str
+    extra_info: str = "{}"  # JSON
+    reference_solution: str | None = None
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """A state to continue: a problem, the part of a response already there, how many continuations and how long."""
+
+    problem: Problem
+    n: int
+    max_new_tokens: int
+    purpose: str = "train"  # train | refill | audit | eval
+    prefix_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The judged continuations of one prompt row, as `credit` sees them; all arrays have shape [n]."""
+
+    rewards: np.ndarray  # float, NaN where the judge gave none
+    truncated: np.ndarray  # bool, cut off by the token budget
+    lengths: np.ndarray  # int, new tokens
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What `credit` adds to a group; arrays have shape [n]."""
+
+    advantages: np.ndarray  # float
+    actor_mask: np.ndarray  # bool, False keeps a continuation out of the actor's loss
+    keep: bool = True  # False: the group teaches nothing and may be replaced
+
+
+@dataclass
+class Sequence:
+    """One continuation as the trainer holds it: prompt, prefix and response in one array of token ids."""
+
+    index: int  # its place in the step's global order, which decides its minibatch
+    ids: np.ndarray  # int, [prompt + prefix + response]
+    prompt_length: int  # prompt + prefix: tokens that get no loss
+    rollout_logprobs: np.ndarray  # float, [response], by the engine
+    advantage: float
+    actor_mask: bool = True
+    old_logprobs: np.ndarray | None = None  # float, [response], by the trainer before this step's first update
+    ref_logprobs: np.ndarray | None = None  # float, [response], by the reference model
+
+    @property
+    def response_length(self) -> int:
+        return len(self.ids) - self.prompt_length
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The response tokens of one micro-batch, concatenated; every tensor has shape [tokens]."""
+
+    logprobs: Tensor  # with gradient
+    entropy: Tensor  # nats, at the sampling temperature; with gradient when the loss asks for it
+    old_logprobs: Tensor
+    rollout_logprobs: Tensor
+    ref_logprobs: Tensor
+    advantages: Tensor
+
+
+# A loss maps a token batch to its per-token loss and to per-token quantities worth logging (token means, or maxima for
+# names ending in "max").
+Loss = Callable[[TokenBatch], tuple[Tensor, dict[str, Tensor]]]
+
+
+class PlanState(Protocol):
+    """What the coordinator lets `plan` see and draw from."""
+
+    step: int
+    kept_groups: int  # groups of this step that are already generated and kept (0 in its first round)
+
+    def fresh_problems(self, count: int) -> list[Problem]:
+        """The next `count` problems of the shuffled dataset, each once per epoch."""
+        ...
+
+
+class Learner(Protocol):
+    """What the trainer offers to `update`; every call is collective over the ranks."""
+
+    def receive(self, groups: Iterable[dict], with_old_logprobs: bool, with_ref_logprobs: bool) -> list[Sequence]:
+        """Take this rank's share of the step's groups as they arrive, computing log-probabilities meanwhile."""
+        ...
+
+    def minibatches(self, sequences: list[Sequence], count: int) -> list[list[Sequence]]:
+        """Split the step's global order of sequences into `count` equal parts; each rank gets its members of each."""
+        ...
+
+    def step(self, sequences: list[Sequence], loss: Loss, aggregation: str, with_entropy_grad: bool) -> Metrics:
+        """One optimizer step on the loss, aggregated over the tokens of all ranks."""
+        ...
+
+
+class Algorithm(Protocol):
+    """What to roll out, how to credit it, and how to learn from it."""
+
+    name: str
+    max_rounds: int  # times a step may ask for more groups
+
+    def plan(self, state: PlanState) -> list[PromptRow]:
+        """The rows of one round of a step; none when the step needs no more."""
+        ...
+
+    def credit(self, group: Group) -> Credit:
+        """Advantages within one finished group."""
+        ...
+
+    def update(self, learner: Learner, groups: Iterable[dict]) -> Metrics:
+        """The optimizer steps, in the paper's order."""
+        ...
+
+
+def mean_metrics(metrics: list[Metrics]) -> Metrics:
+    """The mean of each metric over several updates (its largest value for names ending in "max")."""
+    names = {name for one in metrics for name in one}
+    return {
+        name: (max if name.endswith("max") else lambda values: sum(values) / len(values))([one[name] for one in metrics if name in one])
+        for name in sorted(names)
+    }
+
+
+def as_tensor(values: np.ndarray, device: torch.device) -> Tensor:
+    """A float32 copy of a numpy array on a device."""
+    return torch.as_tensor(np.ascontiguousarray(values), dtype=torch.float32, device=device)

@@ -1,0 +1,82 @@
+"""Groups of rows into sequences, and sequences into right-padded micro-batches under a hard cap of tokens."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.types import Sequence
+
+
+def sequences_of(row: dict[str, Any]) -> list[Sequence]:
+    """The continuations of one credited rollout-group row; prompt and prefix are one prompt here, so neither gets loss."""
+    prompt = np.concatenate([row["prompt_ids"], row["prefix_ids"]]).astype(np.int64)
+    sequences = []
+    for j, (response, logprobs) in enumerate(zip(row["response_ids"], row["rollout_logprobs"], strict=True)):
+        if len(response) != len(logprobs):
+            raise ValueError(f"row {row['row_id']}: {len(response)} response tokens but {len(logprobs)} log-probabilities.")
+        sequences.append(
+            Sequence(
+                index=row["row_id"] * row["n"] + j,
+                ids=np.concatenate([prompt, np.asarray(response, dtype=np.int64)]),
+                prompt_length=len(prompt),
+                rollout_logprobs=np.asarray(logprobs, dtype=np.float32),
+                advantage=float(row["advantage"][j]),
+                actor_mask=bool(row["actor_mask"][j]),
+            )
+        )
+    return sequences
+
+
+def microbatches(sequences: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
+    """Sequences sorted by length and cut so that rows x longest row never exceeds `max_tokens`; ValueError if one alone does."""
+    batches: list[list[Sequence]] = []
+    for sequence in sorted(sequences, key=lambda s: (-len(s.ids), s.index)):
+        if len(sequence.ids) > max_tokens:
+            raise ValueError(
+                f"a sequence of {len(sequence.ids)} tokens exceeds cluster.learner.max_tokens_per_microbatch={max_tokens}: "
+                "raise it, or lower the prompt and response budgets."
+            )
+        if batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= max_tokens:
+            batches[-1].append(sequence)
+        else:
+            batches.append([sequence])
+    return batches
+
+
+@dataclass(frozen=True)
+class Padded:
+    """One micro-batch ready for `Policy.forward`."""
+
+    input_ids: Tensor  # [rows, length]
+    position_ids: Tensor  # [rows, length]
+    select: Tensor  # [tokens] flat positions whose hidden state predicts a response token
+    targets: Tensor  # [tokens]
+
+
+def pad(sequences: list[Sequence], device: torch.device) -> Padded:
+    """Right-pad a micro-batch; every response token is selected, by the position before it. An empty one becomes a dummy."""
+    length = max((len(s.ids) for s in sequences), default=2)
+    input_ids = np.zeros((max(len(sequences), 1), length), dtype=np.int64)
+    select: list[np.ndarray] = []
+    for i, s in enumerate(sequences):
+        input_ids[i, : len(s.ids)] = s.ids
+        select.append(i * length + np.arange(s.prompt_length - 1, len(s.ids) - 1))
+    flat = np.concatenate(select) if sequences else np.zeros(0, dtype=np.int64)
+    return Padded(
+        input_ids=torch.from_numpy(input_ids).to(device),
+        position_ids=torch.arange(length, device=device).expand(input_ids.shape),
+        select=torch.from_numpy(flat).to(device),
+        targets=torch.from_numpy(input_ids.reshape(-1)[flat + 1]).to(device),
+    )
+
+
+def split_like(values: Tensor, sequences: list[Sequence]) -> Iterator[np.ndarray]:
+    """Cut a [tokens] tensor of a micro-batch back into one float32 array per sequence."""
+    flat, start = values.detach().float().cpu().numpy(), 0
+    for s in sequences:
+        yield flat[start : start + s.response_length]
+        start += s.response_length

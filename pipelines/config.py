@@ -1,0 +1,232 @@
+"""Composing a run's configuration from `conf/` and checking all of it before anything starts."""
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from algorithms import ALGORITHMS
+from algorithms.types import Algorithm
+from pipelines.checkpoint import CheckpointConfig
+from pipelines.coordinator import EvaluationConfig
+from pipelines.data import DataConfig
+from pipelines.engine import EngineConfig, Sampling
+from pipelines.learner import OptimizerConfig
+from pipelines.model import ModelConfig, read_model_config
+from pipelines.tracking import TrackingConfig, flatten
+from pipelines.train_loop import LearnerConfig
+from serve.judge import JudgeConfig
+
+CONF = Path(__file__).parent.parent / "conf"
+ASSETS = Path(__file__).parent / "assets"
+GROUPS = ("algorithm", "task", "model", "cluster", "experiment")
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message says which key and what to do."""
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Problems to train and validate on, and the budgets of a prompt and a response in tokens."""
+
+    name: str
+    train: DataConfig
+    validation: DataConfig
+    max_prompt_tokens: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    """The Ray cluster to use, or the one to start."""
+
+    address: str | None
+    num_cpus: int | None
+    object_store_gib: float | None
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run, typed and checked."""
+
+    seed: int
+    steps: int
+    output_dir: str | None
+    resume: str | None
+    algorithm: Algorithm
+    task: TaskConfig
+    model: ModelConfig
+    ray: RayConfig
+    engines: EngineConfig
+    learner: LearnerConfig
+    judge: JudgeConfig
+    blocks: int
+    optimizer: OptimizerConfig
+    sampling: Sampling
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    tracking: TrackingConfig
+    max_missing_reward: float
+    composed: dict[str, Any]
+
+    @property
+    def max_model_len(self) -> int:
+        return self.task.max_prompt_tokens + self.task.max_new_tokens
+
+
+def compose(overrides: list[str], config_name: str = "config") -> DictConfig:
+    """Compose `conf/` with command-line overrides; ConfigError names near matches of a mistyped key or choice."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        _check_choices(overrides)
+        choices = [override for override in overrides if override.partition("=")[0].lstrip("+~") in GROUPS]
+        try:
+            known = hydra_compose(config_name, choices)
+            _check_keys([override for override in overrides if override not in choices], known)
+            return hydra_compose(config_name, overrides)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(str(error).splitlines()[0]) from error
+
+
+def _check_choices(overrides: list[str]) -> None:
+    for override in overrides:
+        group, equals, choice = override.partition("=")
+        if group not in GROUPS or not equals:
+            continue
+        known = sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+        if choice not in (*known, "null"):
+            near = get_close_matches(choice, known, n=3, cutoff=0.4) or known
+            raise ConfigError(f"{group}={choice}: there is no such file in conf/{group}; did you mean {', '.join(near)}?")
+
+
+def _check_keys(overrides: list[str], known: DictConfig) -> None:
+    container = cast(dict[str, Any], OmegaConf.to_container(known, resolve=False))
+    keys = set(flatten(container)) | set(GROUPS)
+    inner = {".".join(key.split(".")[:i]) for key in keys for i in range(1, key.count(".") + 1)}
+    for override in overrides:
+        key, equals, _ = override.partition("=")
+        if not equals:
+            raise ConfigError(f"{override}: arguments are key=value; `--cfg job` prints all keys.")
+        if key.startswith(("+", "~")) or key in keys | inner or any(key.startswith(f"{open_key}.") for open_key in _open(container)):
+            continue
+        near = get_close_matches(key, sorted(keys), n=3, cutoff=0.6)
+        near = near or [k for k in sorted(keys) if k.rpartition(".")[2] == key.rpartition(".")[2]][:3]
+        raise ConfigError(f"{key}: no such key; " + (f"did you mean {', '.join(near)}?" if near else "`--cfg job` prints all keys."))
+
+
+def _open(container: dict[str, Any], prefix: str = "") -> list[str]:
+    """Keys that hold a mapping of the user's own making (written as `{}`)."""
+    found = []
+    for name, value in container.items():
+        if isinstance(value, dict):
+            found += [f"{prefix}{name}"] if not value else _open(value, f"{prefix}{name}.")
+    return found
+
+
+def build(composed: DictConfig) -> RunConfig:
+    """Typed configuration with every check that needs no data; ConfigError or ValueError in one sentence."""
+    try:
+        tree = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{str(error).splitlines()[0]} (give it as key=value)") from error
+    algorithm_tree = dict(tree["algorithm"])
+    name = algorithm_tree.pop("name")
+    if name not in ALGORITHMS:
+        raise ConfigError(f"algorithm.name={name}: use one of {', '.join(ALGORITHMS)}.")
+    model = dict(tree["model"])
+    if model["path"].startswith("builtin:"):
+        model["path"] = str(ASSETS / model["path"].removeprefix("builtin:"))
+    else:
+        model["path"] = str(Path(model["path"]).resolve())
+    task, cluster = tree["task"], tree["cluster"]
+    config = RunConfig(
+        algorithm=_make(ALGORITHMS[name], algorithm_tree, "algorithm"),
+        task=TaskConfig(
+            name=task["name"],
+            train=_make(DataConfig, task["train"], "task.train"),
+            validation=_make(DataConfig, task["validation"], "task.validation"),
+            max_prompt_tokens=task["max_prompt_tokens"],
+            max_new_tokens=task["max_new_tokens"],
+        ),
+        model=_make(ModelConfig, model, "model"),
+        ray=_make(RayConfig, cluster["ray"], "cluster.ray"),
+        engines=_make(EngineConfig, cluster["engines"], "cluster.engines"),
+        learner=_make(LearnerConfig, cluster["learner"], "cluster.learner"),
+        judge=_make(JudgeConfig, cluster["judge"], "cluster.judge"),
+        blocks=cluster["rollout"]["blocks"],
+        optimizer=_make(OptimizerConfig, tree["optimizer"], "optimizer"),
+        sampling=_make(Sampling, tree["sampling"], "sampling"),
+        evaluation=_make(EvaluationConfig, tree["evaluation"], "evaluation"),
+        checkpoint=_make(CheckpointConfig, tree["checkpoint"], "checkpoint"),
+        tracking=_make(TrackingConfig, tree["tracking"], "tracking"),
+        composed=tree,
+        **{key: tree[key] for key in ("seed", "steps", "output_dir", "resume", "max_missing_reward")},
+    )
+    _check(config)
+    return config
+
+
+def _make(kind: type[T], values: dict[str, Any], where: str) -> T:
+    """A dataclass from a mapping; ConfigError names what is missing, unknown or of another type."""
+    fields = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
+    if unknown := sorted(set(values) - set(fields)):
+        near = get_close_matches(unknown[0], fields, n=3, cutoff=0.5)
+        raise ConfigError(f"{where}.{unknown[0]}: no such key" + (f"; did you mean {', '.join(near)}?" if near else "."))
+    required = {n for n, f in fields.items() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
+    if missing := sorted(required - set(values)):
+        raise ConfigError(f"{where}.{missing[0]}: no value given.")
+    for name, value in values.items():
+        _check_type(f"{where}.{name}", value, str(fields[name].type))
+    return kind(**{name: tuple(value) if fields[name].type == tuple[float, float] else value for name, value in values.items()})
+
+
+_SCALARS = {"int": int, "float": (int, float), "str": str, "bool": bool}
+
+
+def _check_type(where: str, value: Any, declared: str) -> None:
+    declared = re.sub(r"<class '(\w+)'>", r"\1", declared)
+    if value is None and "None" in declared:
+        return
+    kinds = [_SCALARS[part] for part in declared.replace(" ", "").split("|") if part in _SCALARS]
+    if not kinds:
+        return
+    plain = tuple(k for kind in kinds for k in (kind if isinstance(kind, tuple) else (kind,)))
+    if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
+        raise ConfigError(f"{where}={value}: expected {declared}.")
+
+
+def _check(config: RunConfig) -> None:
+    config.sampling.check_for_training()
+    model = read_model_config(config.model.path)
+    context = model.get("max_position_embeddings")
+    if context is not None and config.max_model_len > context:
+        raise ConfigError(
+            f"task.max_prompt_tokens={config.task.max_prompt_tokens} + task.max_new_tokens={config.task.max_new_tokens} exceed the "
+            f"model's context of {context} tokens: lower one of them."
+        )
+    if config.max_model_len > config.learner.max_tokens_per_microbatch:
+        raise ConfigError(
+            f"cluster.learner.max_tokens_per_microbatch={config.learner.max_tokens_per_microbatch} cannot hold one sequence of "
+            f"{config.max_model_len} tokens (prompt and response budgets): raise it."
+        )
+    for name, value in (("steps", config.steps), ("cluster.rollout.blocks", config.blocks), ("evaluation.n", config.evaluation.n)):
+        if value < 1:
+            raise ConfigError(f"{name}={value}: must be at least 1.")
+
+
+def digest(tree: dict[str, Any]) -> str:
+    """A short fingerprint of a composed configuration."""
+    import hashlib
+
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -1,0 +1,252 @@
+"""All state that is not weights, in one place: what to roll out next, what came back, and what to say about it.
+
+An ordinary class; `pipelines.train` runs it as a Ray actor. Calls arrive one at a time.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from algorithms.flops import DecodingCost
+from algorithms.types import Algorithm, Problem, PromptRow
+from pipelines import schema
+from pipelines.metrics import evaluation_metrics, mean_score, rollout_metrics
+from pipelines.tracking import Tracker, TrackingConfig
+
+ROWS_PER_STEP = 1_000_000  # row ids of one step
+EVAL_ROWS = ROWS_PER_STEP // 2  # where evaluation rows begin within a step
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Validation during training."""
+
+    every: int  # steps; 0 for never
+    at_start: bool
+    n: int  # responses per problem
+    temperature: float
+    top_p: float
+    top_k: int
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    """What the coordinator is made of."""
+
+    seed: int
+    steps: int
+    max_missing_reward: float  # fraction of a step's responses without a reward above which the run stops
+    evaluation: EvaluationConfig
+    eval_max_new_tokens: int
+    tracking: TrackingConfig
+    params: dict[str, Any]  # the composed configuration
+    tags: dict[str, str]
+
+
+class Coordinator:
+    """Owns the prompt cursor, the step in progress, running totals, and the MLflow run. Implements `PlanState`."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        algorithm: Algorithm,
+        problems: list[Problem],
+        validation: list[Problem],
+        cost: DecodingCost,
+        state: dict[str, Any] | None,
+    ) -> None:
+        self._config, self._algorithm, self._cost = config, algorithm, cost
+        self._problems, self._validation = problems, validation
+        self.step, self.kept_groups = 0, 0
+        self._round, self._planned = 0, 0
+        self._epoch, self._cursor = 0, 0
+        self._totals = {"decode/flops": 0.0, "decode/tokens": 0.0, "training/problems": 0.0}
+        self._best: dict[str, float] = {}
+        self._evaluations: dict[int, float] = {}
+        run_id = None
+        if state is not None:
+            self._restore(state)
+            run_id = state["mlflow_run_id"]
+        self._rows: pa.Table = schema.STAGES["plan"].empty_table()
+        self._received: dict[int, dict[str, Any]] = {}
+        self._spans: dict[str, tuple[float, float]] = {}
+        self._last: dict[str, float] = {}
+        self._order = self._permutation()
+        self._tracker = Tracker(config.tracking, run_id, config.params, config.tags)
+
+    # -- planning ----------------------------------------------------------------------------------------------------
+
+    def plan(self, step: int, round_number: int, policy_version: int) -> int:
+        """Plan a round of a step, once however often it is asked for; returns its number of groups (0: the step is complete)."""
+        if (step, round_number) == (self.step, self._round):
+            return self._planned
+        if round_number == 0:
+            self.step, self.kept_groups = step, 0
+            self._received, self._spans = {}, {}
+        self._round = round_number
+        rows = self._algorithm.plan(self) if round_number < self._algorithm.max_rounds else []
+        self._planned = len(rows)
+        self._rows = self._table(rows, len(self._received), policy_version)
+        return self._planned
+
+    def plan_evaluation(self, step: int, policy_version: int) -> int:
+        """Plan one pass over the validation problems; returns their number."""
+        evaluation = self._config.evaluation
+        rows = [PromptRow(p, evaluation.n, self._config.eval_max_new_tokens, purpose="eval") for p in self._validation]
+        self.step, self._round, self._received = step, -1, {}
+        self._rows = self._table(rows, EVAL_ROWS, policy_version)
+        return len(rows)
+
+    def rows(self, block: int, blocks: int) -> pa.Table:
+        """One block's share of the rows planned last."""
+        return self._rows.take(np.arange(block, self._rows.num_rows, blocks))
+
+    def fresh_problems(self, count: int) -> list[Problem]:
+        """The next problems of the shuffled dataset; a new epoch is shuffled anew, by seed and epoch."""
+        taken = []
+        for _ in range(count):
+            if self._cursor == len(self._order):
+                self._epoch, self._cursor = self._epoch + 1, 0
+                self._order = self._permutation()
+            taken.append(self._problems[self._order[self._cursor]])
+            self._cursor += 1
+        self._totals["training/problems"] += count
+        return taken
+
+    # -- what comes back ---------------------------------------------------------------------------------------------
+
+    def ingest(self, table: pa.Table) -> None:
+        """Take a block's finished groups; a row that a retried task brings again is taken once."""
+        for row in table.to_pylist():
+            if row["row_id"] not in self._received:
+                self._received[row["row_id"]] = row
+                self.kept_groups += row["keep"]
+
+    def record_span(self, name: str, start: float, end: float) -> None:
+        """Note when a block was in a stage; a stage's time is from its first block's start to its last block's end."""
+        first, last = self._spans.get(name, (start, end))
+        self._spans[name] = min(first, start), max(last, end)
+
+    def finish_step(self, step: int, trainer_metrics: dict[str, float]) -> dict[str, float]:
+        """Metrics of a completed step, logged and returned; RuntimeError if too many rewards are missing."""
+        rows = list(self._received.values())
+        metrics = rollout_metrics(rows, self._cost) | trainer_metrics
+        metrics |= {f"timing_s/{name}": end - start for name, (start, end) in self._spans.items()}
+        for name in ("decode/flops", "decode/tokens"):
+            self._totals[name] += metrics[name]
+            metrics[f"{name}_total"] = self._totals[name]
+        metrics["training/global_step"] = float(step)
+        metrics["training/epoch"] = self._epoch + self._cursor / len(self._problems)
+        metrics["training/filter_groups/dropped"] = float(len(rows) - self.kept_groups)
+        tokens = sum(row["n"] * (len(row["prompt_ids"]) + len(row["prefix_ids"])) for row in rows) + metrics["decode/tokens"]
+        metrics["perf/total_num_tokens"] = float(tokens)
+        if "timing_s/step" in metrics:
+            metrics["perf/time_per_step"] = metrics["timing_s/step"]
+            metrics["perf/throughput"] = tokens / metrics["timing_s/step"]
+        self._tracker.metrics(metrics, step)
+        self._last = metrics
+        self._check_missing(rows, metrics["reward/missing_fraction"])
+        return metrics
+
+    def finish_evaluation(self, step: int) -> dict[str, float]:
+        """Metrics of the evaluation pass, logged and returned, with sample rollouts kept as a table."""
+        rows = [self._received[row_id] for row_id in sorted(self._received)]
+        n = self._config.evaluation.n
+        metrics = evaluation_metrics(rows, n, seed=self._config.seed)
+        metrics["timing_s/testing"] = max((end for _, end in self._spans.values()), default=0.0) - min(
+            (start for start, _ in self._spans.values()), default=0.0
+        )
+        metrics |= {f"{name}_total": value for name, value in self._totals.items() if name.startswith("decode/")}
+        self._tracker.metrics(metrics, step)
+        self._evaluations[step] = mean_score(metrics, n)
+        samples = [
+            {"problem_id": row["problem_id"], "response": text, "reward": reward, "status": status}
+            for row in rows
+            for text, reward, status in zip(row["response_text"][:1], row["reward"][:1], row["reward_status"][:1], strict=True)
+        ]
+        if kept := samples[: self._config.tracking.sample_rollouts]:
+            self._tracker.samples(kept, step)
+        self._spans = {}
+        return metrics
+
+    def _check_missing(self, rows: list[dict[str, Any]], fraction: float) -> None:
+        if fraction <= self._config.max_missing_reward:
+            return
+        reason = next(s for row in rows for s, r in zip(row["reward_status"], row["reward"], strict=True) if r is None)
+        raise RuntimeError(
+            f"step {self.step}: {fraction:.0%} of the responses got no reward, more than max_missing_reward="
+            f"{self._config.max_missing_reward:.0%}; the first says: {reason}"
+        )
+
+    # -- reports and state -------------------------------------------------------------------------------------------
+
+    def progress(self) -> dict[str, Any]:
+        """What a progress line shows."""
+        return {
+            "step": int(self._last.get("training/global_step", 0)),
+            "steps": self._config.steps,
+            "score": self._last.get("critic/score/mean"),
+            "tokens_per_s": self._last.get("perf/throughput"),
+            "step_s": self._last.get("timing_s/step"),
+            "decode_flops": self._totals["decode/flops"],
+            "evaluations": dict(self._evaluations),
+            "mlflow_run_id": self._tracker.run_id,
+            "time": time.time(),
+        }
+
+    def checkpointed(self, step: int, path: str) -> None:
+        """Name the newest checkpoint in the run's tags."""
+        self._tracker.tag("checkpoint", path)
+        self._tracker.tag("checkpoint_step", str(step))
+
+    def close(self, status: str) -> None:
+        """End the MLflow run."""
+        self._tracker.finish(status)
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on, as JSON-ready values; taken between steps."""
+        return {
+            "step": self.step,
+            "epoch": self._epoch,
+            "cursor": self._cursor,
+            "totals": self._totals,
+            "evaluations": {str(step): score for step, score in self._evaluations.items()},
+            "mlflow_run_id": self._tracker.run_id,
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.step, self._epoch, self._cursor = state["step"], state["epoch"], state["cursor"]
+        self._totals = dict(state["totals"])
+        self._evaluations = {int(step): score for step, score in state["evaluations"].items()}
+
+    def _permutation(self) -> np.ndarray:
+        return np.random.default_rng([self._config.seed, self._epoch]).permutation(len(self._problems))
+
+    def _table(self, rows: list[PromptRow], first: int, policy_version: int) -> pa.Table:
+        ids = [self.step * ROWS_PER_STEP + first + i for i in range(len(rows))]
+        seeds = [int(np.random.SeedSequence([self._config.seed, row_id]).generate_state(1)[0]) for row_id in ids]
+        table = pa.Table.from_pylist(
+            [
+                {
+                    "row_id": row_id,
+                    "step": self.step,
+                    "problem_id": row.problem.problem_id,
+                    "data_source": row.problem.data_source,
+                    "ground_truth": row.problem.ground_truth,
+                    "extra_info": row.problem.extra_info,
+                    "prompt_ids": row.problem.prompt_ids,
+                    "prefix_ids": row.prefix_ids,
+                    "n": row.n,
+                    "max_new_tokens": row.max_new_tokens,
+                    "purpose": row.purpose,
+                    "policy_version": policy_version,
+                    "seed": seed,
+                }
+                for row_id, seed, row in zip(ids, seeds, rows, strict=True)
+            ],
+            schema=schema.STAGES["plan"],
+        )
+        return schema.check(table, "plan")

@@ -1,0 +1,172 @@
+"""Datasets of problems: read whole, checked whole and rendered before anything starts."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from transformers import PreTrainedTokenizerBase
+
+from algorithms.types import Problem
+from pipelines import testbed
+from pipelines.prompts import render_prompt
+
+
+class DataError(ValueError):
+    """A dataset that cannot be used; the message names file, row and column."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where problems come from: files of rows, an embedded world, or a reasoning-gym dataset; exactly one of the three."""
+
+    files: list[str] | None = None
+    world: str | None = None
+    reasoning_gym: str | None = None
+    split: str = "train"  # of a world
+    count: int | None = None  # problems to generate, or to take from the files
+    seed: int = 0  # of a reasoning-gym dataset
+    reasoning_gym_options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if sum(source is not None for source in (self.files, self.world, self.reasoning_gym)) != 1:
+            raise DataError("a dataset needs exactly one of files=[...], world=... and reasoning_gym=...")
+
+
+@dataclass(frozen=True)
+class ProblemSet:
+    """Rendered problems, how many were too long to use, and a fingerprint of what was kept."""
+
+    problems: list[Problem]
+    dropped_overlong: int
+    fingerprint: str
+
+
+def load_problems(config: DataConfig, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> ProblemSet:
+    """Read, check and render a dataset; overlong prompts are dropped, by the renderer that the rollout uses, and counted."""
+    problems, dropped, seen = [], 0, {}
+    for where, row in _rows(config):
+        problem = _problem(where, row, tokenizer)
+        if problem.problem_id in seen:
+            raise DataError(f"{where}, column 'problem_id': {problem.problem_id!r} is already that of {seen[problem.problem_id]}.")
+        seen[problem.problem_id] = where
+        if len(problem.prompt_ids) > max_prompt_tokens:
+            dropped += 1
+        else:
+            problems.append(problem)
+    if not problems:
+        raise DataError(f"{_name(config)}: no usable problem ({dropped} dropped as longer than {max_prompt_tokens} tokens).")
+    digest = hashlib.sha256()
+    for problem in problems:
+        digest.update(json.dumps([problem.problem_id, problem.prompt_ids, problem.ground_truth]).encode())
+    return ProblemSet(problems, dropped, digest.hexdigest()[:16])
+
+
+def read_rows(file: str) -> list[dict[str, Any]]:
+    """All rows of a Parquet or JSONL file; DataError if it is missing, empty, malformed or of another kind."""
+    path = Path(file)
+    if not path.is_file():
+        raise DataError(f"{file}: no such file.")
+    if path.suffix == ".parquet":
+        try:
+            rows = pq.read_table(path).to_pylist()
+        except Exception as error:
+            raise DataError(f"{file}: not a readable Parquet file ({str(error).splitlines()[0]}).") from error
+    elif path.suffix in (".jsonl", ".json"):
+        rows = []
+        for number, line in enumerate(path.read_text().splitlines()):
+            if line.strip():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise DataError(f"{file}, row {number}: not valid JSON ({error}).") from error
+    else:
+        raise DataError(f"{file}: only .parquet and .jsonl files are read.")
+    if not rows:
+        raise DataError(f"{file}: the file has no rows.")
+    return rows
+
+
+def _rows(config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:
+    if config.world is not None:
+        if config.world not in testbed.WORLDS:
+            raise DataError(f"world={config.world}: the embedded worlds are {', '.join(testbed.WORLDS)}.")
+        rows = testbed.problem_rows(config.world, config.split, config.count or 1024)
+        yield from ((f"world {config.world}, row {i}", row) for i, row in enumerate(rows))
+    elif config.reasoning_gym is not None:
+        yield from _reasoning_gym_rows(config.reasoning_gym, config)
+    else:
+        left = config.count
+        for file in config.files or []:
+            for i, row in enumerate(read_rows(file)):
+                if left is not None and left <= 0:
+                    return
+                left = None if left is None else left - 1
+                yield f"{file}, row {i}", row
+
+
+def _reasoning_gym_rows(name: str, config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:
+    import reasoning_gym
+
+    options = dict(config.reasoning_gym_options or {})
+    try:
+        dataset = reasoning_gym.create_dataset(name, size=config.count or 1024, seed=config.seed, **options)
+    except Exception as error:
+        raise DataError(f"reasoning_gym={name}: the dataset could not be made ({error}).") from error
+    for i, entry in enumerate(dataset):
+        yield (
+            f"reasoning-gym {name}, row {i}",
+            {
+                "data_source": f"reasoning_gym/{name}",
+                "prompt": [{"role": "user", "content": entry["question"]}],
+                "reward_model": {"style": "rule", "ground_truth": str(entry["answer"])},
+                "extra_info": {"index": i, "options": options, "entry": entry},
+                "problem_id": f"{name}/{config.seed}/{i}",
+            },
+        )
+
+
+def _problem(where: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Problem:
+    source = _column(where, row, "data_source", str)
+    prompt = _column(where, row, "prompt", (str, list))
+    for i, message in enumerate(prompt if isinstance(prompt, list) else []):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            raise DataError(f"{where}, column 'prompt': message {i} is not an object with text in 'role' and 'content'.")
+    if not prompt:
+        raise DataError(f"{where}, column 'prompt': it is empty.")
+    reward_model = _column(where, row, "reward_model", dict)
+    if reward_model.get("ground_truth") is None:
+        raise DataError(f"{where}, column 'reward_model': it has no 'ground_truth'.")
+    extra = row.get("extra_info") or {}
+    if not isinstance(extra, dict):
+        raise DataError(f"{where}, column 'extra_info': expected an object, found {type(extra).__name__}.")
+    identity = row.get("problem_id")
+    if identity is None:
+        if extra.get("index") is None:
+            raise DataError(f"{where}: give every row a 'problem_id', or 'extra_info.index' to make one from.")
+        identity = f"{source}/{extra.get('split', '')}/{extra['index']}"
+    truth = reward_model["ground_truth"]
+    return Problem(
+        problem_id=str(identity),
+        data_source=source,
+        prompt_ids=render_prompt(tokenizer, prompt),
+        ground_truth=truth if isinstance(truth, str) else json.dumps(truth),
+        extra_info=json.dumps(extra, default=str),
+        reference_solution=row.get("reference_solution"),
+    )
+
+
+def _column(where: str, row: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    if name not in row or row[name] is None:
+        raise DataError(f"{where}: no column {name!r} (found {', '.join(sorted(row)) or 'none'}).")
+    if not isinstance(row[name], kind):
+        wanted = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        raise DataError(f"{where}, column {name!r}: expected {wanted}, found {type(row[name]).__name__}.")
+    return row[name]
+
+
+def _name(config: DataConfig) -> str:
+    return config.world or config.reasoning_gym or ", ".join(config.files or [])

@@ -1,0 +1,34 @@
+"""What runs inside vLLM's worker processes: loading weights while counting the bits that arrive."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from pipelines.checksum import weights_checksum
+
+
+class WeightLoader:
+    """Mixed into vLLM's worker (`worker_extension_cls`), so `self` is the worker."""
+
+    model_runner: Any
+
+    def load_checkpoint_weights(self, path: str) -> dict[str, str]:
+        """Replace the weights by those of a folder's safetensors; returns checksums of what was read and what is resident.
+
+        `resident` is empty where the kernels keep weights packed in a layout of their own (oneDNN on CPUs).
+        """
+        arrived: list[torch.Tensor] = []
+
+        def weights() -> Iterator[tuple[str, torch.Tensor]]:
+            for file in sorted(Path(path).glob("*.safetensors")):
+                for name, tensor in load_file(file).items():
+                    arrived.append(tensor)
+                    yield name, tensor
+
+        self.model_runner.reload_weights(weights_iterator=weights())
+        resident = list(self.model_runner.get_model().parameters())
+        plain = all(tensor.numel() for tensor in resident)
+        return {"read": weights_checksum(arrived), "resident": weights_checksum(resident) if plain else ""}

@@ -1,0 +1,138 @@
+"""The policy as the trainer runs it: a Hugging Face causal LM, sharded by FSDP2, that returns log-probabilities and no logits."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+LOGIT_ELEMENTS = 1 << 26  # logits that may stand in memory at once: 256 MiB of float32
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model to train and in what precision."""
+
+    path: str
+    dtype: str  # float32 | bfloat16, of the computation; master weights are always float32
+    gradient_checkpointing: bool
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"model.dtype={self.dtype}: use float32 or bfloat16.")
+
+
+def read_model_config(path: str) -> dict[str, Any]:
+    """The model folder's config.json as a dict; ValueError in one sentence if the folder is not a model with a tokenizer."""
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model.path={path}: no config.json there; give a folder in Hugging Face format.")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        raise ValueError(f"model.path={path}: the folder has no tokenizer; save one there with tokenizer.save_pretrained.")
+    return cast(dict[str, Any], json.loads((folder / "config.json").read_text()))
+
+
+class Policy(nn.Module):
+    """A causal LM whose forward returns the log-probability and entropy of chosen next tokens.
+
+    Only the positions that predict a response token reach the vocabulary, and only `LOGIT_ELEMENTS` logits at a time.
+    """
+
+    def __init__(self, lm: PreTrainedModel, temperature: float) -> None:
+        super().__init__()
+        self.lm = lm
+        self.temperature = temperature
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, select: Tensor, targets: Tensor, entropy_grad: bool
+    ) -> tuple[Tensor, Tensor]:
+        """`input_ids`, `position_ids` [rows, length], right-padded; `select` [tokens] flat positions that predict `targets`.
+
+        Returns log-probabilities and entropies (nats) at the sampling temperature, float32 [tokens]. Right padding needs no
+        attention mask: no real token can see what follows it.
+        """
+        hidden = self.lm.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+        hidden = hidden.flatten(0, 1)[select]
+        head = self.lm.get_output_embeddings()
+        size = max(1, LOGIT_ELEMENTS // head.weight.shape[0])
+        if len(hidden) <= size:
+            return self._head(hidden, head.weight, head.bias, targets, entropy_grad)
+        parts = [
+            checkpoint(self._head, h, head.weight, head.bias, t, entropy_grad, use_reentrant=False)
+            for h, t in zip(hidden.split(size), targets.split(size), strict=True)
+        ]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+    def _head(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, entropy_grad: bool
+    ) -> tuple[Tensor, Tensor]:
+        logits = nn.functional.linear(hidden, weight, bias).float() / self.temperature
+        log_softmax = logits.log_softmax(-1)
+        chosen = log_softmax.gather(-1, targets[:, None]).squeeze(-1)
+        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+            # x log x at x = 0 would be NaN through -inf; a clamp of the log keeps it 0.
+            entropy = -(log_softmax.exp() * log_softmax.clamp(min=-1e9)).sum(-1)
+        return chosen, entropy
+
+
+def load_policy(config: ModelConfig, mesh: DeviceMesh, device: torch.device, temperature: float) -> Policy:
+    """Load a model folder and shard it: rank 0 reads the weights, the others start empty and receive their part."""
+    lm_config = AutoConfig.from_pretrained(config.path)
+    if mesh.get_rank() == 0:
+        lm = AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32, attn_implementation="sdpa")
+    else:
+        with init_empty_weights(include_buffers=False):
+            lm = AutoModelForCausalLM.from_config(lm_config, dtype=torch.float32, attn_implementation="sdpa")
+        lm.tie_weights()
+    if config.gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    full = {name: value for name, value in lm.state_dict().items()} if mesh.get_rank() == 0 else {}
+    policy = Policy(lm, temperature)
+    shard(policy, mesh, config.dtype)
+    policy.to_empty(device=device) if mesh.get_rank() else policy.to(device)
+    lm.tie_weights()
+    set_model_state_dict(
+        policy,
+        {f"lm.{name}": value for name, value in full.items()},
+        options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=not _tied(lm)),
+    )
+    return policy.train()
+
+
+def shard(policy: Policy, mesh: DeviceMesh, dtype: str) -> None:
+    """FSDP2: one shard group per decoder layer, and one for embeddings, final norm and head."""
+    precision = MixedPrecisionPolicy()
+    if dtype == "bfloat16":
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in policy.lm.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh, mp_policy=precision)
+
+
+def sync_gradients(policy: Policy, wanted: bool) -> None:
+    """Whether the next backward reduces gradients over the ranks (the last micro-batch) or only accumulates them."""
+    cast(FSDPModule, policy).set_requires_gradient_sync(wanted)
+
+
+def _tied(lm: PreTrainedModel) -> bool:
+    return lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
+
+
+def full_state_dict(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All weights on the CPU of rank 0 under their Hugging Face names, tied ones once (empty on other ranks); collective."""
+    state = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    tied = _tied(policy.lm)
+    return {
+        name.removeprefix("lm."): value.to(dtype).contiguous()
+        for name, value in state.items()
+        if not (tied and name == "lm.lm_head.weight")
+    }
+

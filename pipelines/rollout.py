@@ -1,0 +1,193 @@
+"""The rollout dataset: source -> generate -> judge -> credit -> deliver, executed anew for each round of each step.
+
+Engines and judge outlive the passes; the stages are light tasks that call them. Ray Data fuses the stages of a block, so a block's
+groups are judged and handed over while other blocks still generate.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+from ray.actor import ActorHandle
+from ray.data import Dataset
+from ray.data.block import BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
+
+from algorithms.types import Algorithm, Group
+from pipelines import schema
+from pipelines.engine import Sampling
+from pipelines.engine_pool import EnginePool
+from serve.judge import JudgeConfig
+
+COORDINATOR_TIMEOUT_S = 120.0
+STAGE_CPUS = 0.05  # stages wait more than they work
+
+Record = Callable[[str, float, float], None]
+
+
+class PlannedRows(Datasource):
+    """Read tasks that ask the coordinator for their share of the rows planned last."""
+
+    def __init__(self, coordinator: ActorHandle, blocks: int) -> None:
+        self._coordinator, self._blocks = coordinator, blocks
+
+    def get_name(self) -> str:
+        return "PlannedRows"
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        return None
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+        metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+        return [
+            ReadTask(partial(_read_block, self._coordinator, i, self._blocks), metadata, schema=schema.STAGES["plan"])
+            for i in range(self._blocks)
+        ]
+
+
+def _read_block(coordinator: ActorHandle, block: int, blocks: int) -> list[pa.Table]:
+    return [ray.get(coordinator.rows.remote(block, blocks), timeout=COORDINATOR_TIMEOUT_S)]
+
+
+def rollout_dataset(
+    coordinator: ActorHandle,
+    engines: EnginePool,
+    judge: JudgeConfig,
+    algorithm: Algorithm,
+    sampling: dict[str, Sampling],
+    blocks: int,
+) -> Dataset:
+    """The dataset that a trainer iterates: each pass rolls out what the coordinator planned last."""
+    record = partial(_record, coordinator)
+    return (
+        judged_dataset(
+            ray.data.read_datasource(PlannedRows(coordinator, blocks), override_num_blocks=blocks, **_resources()),
+            engines,
+            judge,
+            sampling,
+            record,
+        )
+        .map_batches(partial(credit, algorithm=algorithm), **_batches())
+        .map_batches(partial(deliver, coordinator=coordinator), **_batches())
+    )
+
+
+def judged_dataset(
+    rows: Dataset, engines: EnginePool, judge: JudgeConfig, sampling: dict[str, Sampling], record: Record | None = None
+) -> Dataset:
+    """Planned rows, generated and judged."""
+    return rows.map_batches(partial(generate, engines=engines, sampling=sampling, record=record), **_batches()).map_batches(
+        partial(judge_rows, config=judge, record=record), **_batches()
+    )
+
+
+def generate(table: pa.Table, engines: EnginePool, sampling: dict[str, Sampling], record: Record | None = None) -> pa.Table:
+    """Stage 1: continue every row on the engines; evaluation rows have a sampling of their own."""
+    table = schema.check(table, "plan")
+    if not table.num_rows:
+        return schema.append(table, {name: [] for name, _ in schema.GENERATE}, "generate")
+    rows = table.to_pylist()
+    kinds = {"eval" if row["purpose"] == "eval" else "train" for row in rows}
+    if len(kinds) > 1:
+        raise schema.SchemaError("a block mixes evaluation rows with training rows.")
+    with _span(record, "gen"):
+        completions = engines.generate(rows, sampling[kinds.pop()])
+    return schema.append(table, {name: [one[name] for one in completions] for name, _ in schema.GENERATE}, "generate")
+
+
+def judge_rows(table: pa.Table, config: JudgeConfig, record: Record | None = None) -> pa.Table:
+    """Stage 2: one reward per continuation, or null with a status; never a 0 that no verifier gave."""
+    table = schema.check(table, "generate")
+    columns = ("data_source", "ground_truth", "extra_info", "response_text")
+    items = [
+        {"data_source": source, "ground_truth": truth, "extra_info": extra, "response": text}
+        for source, truth, extra, texts in zip(*(table[name].to_pylist() for name in columns), strict=True)
+        for text in texts
+    ]
+    with _span(record, "reward"):
+        verdicts = iter(_ask_judge(items, config) if items else [])
+    sizes = table["n"].to_pylist()
+    groups = [[next(verdicts) for _ in range(size)] for size in sizes]
+    columns_of = {
+        "reward": [[verdict["reward"] for verdict in group] for group in groups],
+        "reward_status": [[verdict["status"] for verdict in group] for group in groups],
+    }
+    return schema.append(table, columns_of, "judge")
+
+
+def _ask_judge(items: list[dict[str, Any]], config: JudgeConfig) -> list[dict[str, Any]]:
+    from serve.judge import handle
+
+    reason = ""
+    for attempt in range(config.retries + 1):
+        try:
+            verdicts = handle().score_batch.remote(items).result(timeout_s=config.request_timeout_s)
+            if len(verdicts) == len(items):
+                return verdicts
+            reason = f"{len(verdicts)} verdicts for {len(items)} responses"
+        except (TimeoutError, asyncio.TimeoutError):
+            reason = f"no answer within {config.request_timeout_s:g} s"
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            time.sleep(min(2.0**attempt, 10.0))
+    return [{"reward": None, "status": f"error: judge: {reason}"}] * len(items)
+
+
+def credit(table: pa.Table, algorithm: Algorithm) -> pa.Table:
+    """Stage 3: the algorithm's credit for each group; evaluation rows get none."""
+    table = schema.check(table, "judge")
+    columns: dict[str, list[Any]] = {name: [] for name, _ in schema.CREDIT}
+    for row in table.select(["n", "purpose", "reward", "finish_reason", "response_ids"]).to_pylist():
+        if row["purpose"] == "eval":
+            values: tuple[Any, ...] = ([0.0] * row["n"], [False] * row["n"], False)
+        else:
+            credit = algorithm.credit(as_group(row))
+            values = (credit.advantages.tolist(), credit.actor_mask.tolist(), credit.keep)
+        for name, value in zip(columns, values, strict=True):
+            columns[name].append(value)
+    return schema.append(table, columns, "credit")
+
+
+def as_group(row: dict[str, Any]) -> Group:
+    """A judged row as the algorithm sees it."""
+    return Group(
+        rewards=np.array([np.nan if reward is None else reward for reward in row["reward"]], dtype=float),
+        truncated=np.array([reason == "length" for reason in row["finish_reason"]]),
+        lengths=np.array([len(ids) for ids in row["response_ids"]]),
+    )
+
+
+def deliver(table: pa.Table, coordinator: ActorHandle) -> pa.Table:
+    """Stage 4: everything to the coordinator, and on to the trainer what it shall train on."""
+    table = schema.check(table, "credit")
+    if not table.num_rows:
+        return table
+    ray.get(coordinator.ingest.remote(table), timeout=COORDINATOR_TIMEOUT_S)
+    return table.filter(table["keep"])
+
+
+def _record(coordinator: ActorHandle, name: str, start: float, end: float) -> None:
+    coordinator.record_span.remote(name, start, end)
+
+
+@contextmanager
+def _span(record: Record | None, name: str) -> Any:
+    start = time.time()
+    yield
+    if record is not None:
+        record(name, start, time.time())
+
+
+def _resources() -> dict[str, Any]:
+    # A retried task would roll its rows out again with the same seeds; the coordinator takes each row once.
+    return {"num_cpus": STAGE_CPUS}
+
+
+def _batches() -> dict[str, Any]:
+    return {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True, **_resources()}

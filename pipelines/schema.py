@@ -1,0 +1,98 @@
+"""One row, growing as it flows: the rollout group, its columns by stage, and the check at the door of each stage."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+IDS, LOGPROBS = pa.list_(pa.int32()), pa.list_(pa.float32())
+
+PLAN = [
+    ("row_id", pa.int64()),  # step and place within it; unique in a run
+    ("step", pa.int32()),
+    ("problem_id", pa.string()),
+    ("data_source", pa.string()),
+    ("ground_truth", pa.string()),
+    ("extra_info", pa.string()),  # JSON
+    ("prompt_ids", IDS),
+    ("prefix_ids", IDS),  # the part of a response that is already there; prompt to engine and trainer alike
+    ("n", pa.int32()),
+    ("max_new_tokens", pa.int32()),
+    ("purpose", pa.string()),  # train | refill | audit | eval
+    ("policy_version", pa.int32()),  # the weights this row must be sampled from
+    ("seed", pa.int64()),
+]
+GENERATE = [
+    ("response_ids", pa.list_(IDS)),  # [n][tokens], stop token included
+    ("response_text", pa.list_(pa.string())),  # for judges and people; the ids are the truth
+    ("rollout_logprobs", pa.list_(LOGPROBS)),  # at the sampling temperature
+    ("finish_reason", pa.list_(pa.string())),  # stop | length
+]
+JUDGE = [
+    ("reward", pa.list_(pa.float32())),  # null where the judge failed
+    ("reward_status", pa.list_(pa.string())),  # ok | timeout | error: ...
+]
+CREDIT = [
+    ("advantage", LOGPROBS),
+    ("actor_mask", pa.list_(pa.bool_())),
+    ("keep", pa.bool_()),  # False: the group teaches nothing
+]
+
+STAGES = {
+    "plan": pa.schema(PLAN),
+    "generate": pa.schema(PLAN + GENERATE),
+    "judge": pa.schema(PLAN + GENERATE + JUDGE),
+    "credit": pa.schema(PLAN + GENERATE + JUDGE + CREDIT),
+}
+PURPOSES = ("train", "refill", "audit", "eval")
+
+
+class SchemaError(ValueError):
+    """A table that is not what its stage promises."""
+
+
+def check(table: pa.Table, stage: str) -> pa.Table:
+    """Return the table, in the column order of `stage`, or raise SchemaError naming the first column or row that is wrong."""
+    wanted = STAGES[stage]
+    if missing := [name for name in wanted.names if name not in table.column_names]:
+        raise SchemaError(f"after {stage}: no column {missing[0]!r}.")
+    table = table.select(wanted.names)
+    for field in wanted:
+        if table.schema.field(field.name).type != field.type:
+            raise SchemaError(f"after {stage}: column {field.name!r} is {table.schema.field(field.name).type}, not {field.type}.")
+    if not table.num_rows:
+        return table
+    if unknown := set(table["purpose"].to_pylist()) - set(PURPOSES):
+        raise SchemaError(f"after {stage}: purpose {unknown.pop()!r} is none of {', '.join(PURPOSES)}.")
+    if pc.min(pc.list_value_length(table["prompt_ids"])).as_py() == 0:
+        raise SchemaError(f"after {stage}: a row has an empty prompt.")
+    _check_group_sizes(table, stage)
+    if stage != "plan":
+        _check_logprobs(table, stage)
+    return table
+
+
+def _check_group_sizes(table: pa.Table, stage: str) -> None:
+    n = np.asarray(table["n"])
+    for name, kind in GENERATE + JUDGE + CREDIT:
+        if name not in table.column_names or not pa.types.is_list(kind):
+            continue
+        sizes = np.asarray(pc.list_value_length(table[name]))
+        if (sizes != n).any():
+            at = int(np.argmax(sizes != n))
+            raise SchemaError(f"after {stage}: row {table['row_id'][at]} has {sizes[at]} of {n[at]} entries in {name!r}.")
+
+
+def _check_logprobs(table: pa.Table, stage: str) -> None:
+    """Every sampled token has exactly one log-probability: the loss mask and its numbers cannot drift apart."""
+    tokens = np.asarray(pc.list_value_length(pc.list_flatten(table["response_ids"])))
+    logprobs = np.asarray(pc.list_value_length(pc.list_flatten(table["rollout_logprobs"])))
+    if (tokens != logprobs).any():
+        at = int(np.argmax(tokens != logprobs))
+        raise SchemaError(f"after {stage}: a response of {tokens[at]} tokens has {logprobs[at]} log-probabilities.")
+
+
+def append(table: pa.Table, columns: dict[str, list], stage: str) -> pa.Table:
+    """Add a stage's columns to a table and check the result."""
+    for name, values in columns.items():
+        table = table.append_column(STAGES[stage].field(name), pa.array(values, type=STAGES[stage].field(name).type))
+    return check(table, stage)

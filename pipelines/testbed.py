@@ -1,0 +1,124 @@
+"""The two embedded worlds: problems, and demonstrations of a policy that has the skill but errs.
+
+`python -m pipelines.testbed` writes what the tiny model and `make demo` are built from: problem sets as dataset rows (train and
+validation disjoint by seed) and fine-tuning sets of prompt/response pairs, first faultless, then with the faults to unlearn.
+"""
+
+import argparse
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+CHAIN_OPERATIONS = 12
+CARRY_ERROR, PLAIN_ERROR = 0.2, 0.01  # chance that a demonstrated step is wrong, with and without carry or borrow
+WALK_DISTANCES = (20, 70)
+WALK_SLACK = 2  # moves allowed beyond the fewest possible
+WALK_RANDOM_MOVES = 0.5  # share of demonstrated moves that ignore the target
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prompt's text and what its verifier needs to know."""
+
+    prompt: str
+    ground_truth: str
+
+
+def chain_problem(rng: random.Random) -> Problem:
+    """`37+5-9...`: a start number and twelve operations of one digit, modulo 100."""
+    value = rng.randrange(100)
+    text = f"{value:02d}"
+    for _ in range(CHAIN_OPERATIONS):
+        sign, digit = rng.choice("+-"), rng.randint(1, 9)
+        value = (value + (digit if sign == "+" else -digit)) % 100
+        text += f"{sign}{digit}"
+    return Problem(text, f"{value:02d}")
+
+
+def chain_demonstration(problem: Problem, rng: random.Random, noisy: bool) -> str:
+    """All steps of a chain; noisy ones forget a carry or slip by one, and go on from the wrong number."""
+    value, steps = int(problem.prompt[:2]), []
+    for i in range(2, len(problem.prompt), 2):
+        sign, digit = problem.prompt[i], int(problem.prompt[i + 1])
+        step = digit if sign == "+" else -digit
+        result = (value + step) % 100
+        carries = not 0 <= value % 10 + step <= 9
+        if noisy and rng.random() < (CARRY_ERROR if carries else PLAIN_ERROR):
+            result = (result + (-10 if step > 0 else 10) if carries else result + rng.choice((-1, 1))) % 100
+        steps.append(f"{value:02d}{sign}{digit}={result:02d};")
+        value = result
+    return "".join(steps) + f"#{value:02d}"
+
+
+def walk_problem(rng: random.Random, distances: tuple[int, int] = WALK_DISTANCES) -> Problem:
+    """`37>82/07`: start, target 20 to 70 away, and the number of moves allowed."""
+    while True:
+        start, distance = rng.randrange(100), rng.randint(*distances) * rng.choice((-1, 1))
+        if 0 <= start + distance < 100:
+            break
+    text = f"{start:02d}>{start + distance:02d}/{math.ceil(abs(distance) / 9) + WALK_SLACK:02d}"
+    return Problem(text, text)
+
+
+def walk_demonstration(problem: Problem, rng: random.Random, noisy: bool) -> str:
+    """Largest moves toward the target until it is met; noisy ones stray, and give up when the moves are spent."""
+    here, target, limit = int(problem.prompt[:2]), int(problem.prompt[3:5]), int(problem.prompt[6:8])
+    moves = []
+    while here != target and len(moves) < limit:
+        step = max(-9, min(9, target - here))
+        if noisy and rng.random() < WALK_RANDOM_MOVES:
+            step = rng.choice([s for s in range(-9, 10) if s and 0 <= here + s < 100])
+        moves.append(f"{here:02d}{'+' if step > 0 else '-'}{abs(step)}={here + step:02d};")
+        here += step
+    return "".join(moves) + "#"
+
+
+@dataclass(frozen=True)
+class World:
+    """How to pose a problem of a world and how to demonstrate an answer to it."""
+
+    problem: Callable[[random.Random], Problem]
+    demonstration: Callable[[Problem, random.Random, bool], str]
+
+
+WORLDS = {
+    "chain_arithmetic": World(chain_problem, chain_demonstration),
+    "number_walk": World(walk_problem, walk_demonstration),
+}
+
+
+def problem_rows(world: str, split: str, count: int) -> list[dict]:
+    """`count` distinct problems as dataset rows; train and validation never share one."""
+    taken = {row["prompt"][0]["content"] for row in problem_rows(world, "validation", 256)} if split == "train" else set()
+    rng, rows = random.Random(f"{world}/{split}"), []
+    while len(rows) < count:
+        problem = WORLDS[world].problem(rng)
+        if problem.prompt in taken:
+            continue
+        taken.add(problem.prompt)
+        rows.append(
+            {
+                "data_source": world,
+                "prompt": [{"role": "user", "content": problem.prompt}],
+                "reward_model": {"style": "rule", "ground_truth": problem.ground_truth},
+                "extra_info": {"split": split, "index": len(rows)},
+                "problem_id": f"{world}/{split}/{len(rows)}",
+            }
+        )
+    return rows
+
+
+def demonstration_rows(noisy: bool, count: int, seed: int) -> list[dict]:
+    """`count` prompt/response pairs, the worlds in turn; validation problems are left out."""
+    held_out = {row["prompt"][0]["content"] for world in WORLDS for row in problem_rows(world, "validation", 256)}
+    rng, rows = random.Random(seed), []
+    while len(rows) < count:
+        world = list(WORLDS.values())[len(rows) % len(WORLDS)]
+        problem = world.problem(rng)
+        if problem.prompt not in held_out:
+            messages = [{"role": "user", "content": problem.prompt}]
+            rows.append({"prompt": messages, "response": world.demonstration(problem, rng, noisy)})
+    return rows

@@ -1,0 +1,226 @@
+"""`python -m pipelines.train [algorithm=...] [task=...] [model=...] [cluster=...] [experiment=...] [key=value ...]`"""
+
+import os
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+
+import ray
+from omegaconf import OmegaConf
+from ray.actor import ActorHandle
+from ray.train import DataConfig as TrainDataConfig
+from ray.train import RunConfig as TrainRunConfig
+from ray.train import ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from algorithms.flops import DecodingCost
+from pipelines import checkpoint, cluster, progress
+from pipelines.config import ConfigError, RunConfig, build, compose, digest
+from pipelines.coordinator import Coordinator, CoordinatorConfig
+from pipelines.data import ProblemSet, load_problems
+from pipelines.engine import Sampling
+from pipelines.engine_pool import EnginePool
+from pipelines.model import read_model_config
+from pipelines.prompts import load_tokenizer, stop_ids
+from pipelines.rollout import rollout_dataset
+from pipelines.tracking import git_sha
+from pipelines.train_loop import LoopConfig, train_loop
+from serve import judge
+from serve.verifiers import find
+
+USAGE = "see README.md; `--cfg job` prints the composed configuration, `--help` this line"
+
+
+class UnequalSplit(TrainDataConfig):
+    """Gives ranks whole blocks as they come: an equal split would drop the rows that do not divide."""
+
+    def configure(self, datasets: Any, world_size: int, worker_handles: Any, worker_node_ids: Any, **_: Any) -> list[dict[str, Any]]:
+        output: list[dict[str, Any]] = [{} for _ in range(world_size)]
+        for name, dataset in datasets.items():
+            copy = dataset.copy(dataset)
+            copy.context.execution_options = self._resolve_execution_options(name)
+            for i, split in enumerate(copy.streaming_split(world_size, equal=False, locality_hints=worker_node_ids)):
+                output[i][name] = split
+        return output
+
+
+def main(arguments: list[str]) -> int:
+    """Compose, check, run; returns the exit status."""
+    if "--help" in arguments or "-h" in arguments:
+        print(__doc__, USAGE, sep="\n")
+        return 0
+    try:
+        if "--cfg" in arguments:
+            at = arguments.index("--cfg")
+            print(OmegaConf.to_yaml(compose(arguments[:at] + arguments[at + 2 :])), end="")
+            return 0
+        run(build(compose(arguments)))
+        return 0
+    except Exception as error:
+        if os.environ.get("FULL_TRACEBACK"):
+            raise
+        if isinstance(error, ValueError | LookupError | cluster.ClusterError):
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        print(f"error: {progress.root_cause(error)}\n(FULL_TRACEBACK=1 shows where)", file=sys.stderr)
+        return 1
+    finally:
+        ray.shutdown()
+
+
+def run(config: RunConfig) -> dict[str, Any]:
+    """Train as configured; returns the final progress record. Everything that can be checked is checked before Ray starts."""
+    began = time.perf_counter()
+    resume_from, output_dir = _places(config)
+    tokenizer = load_tokenizer(config.model.path)
+    train = load_problems(config.task.train, tokenizer, config.task.max_prompt_tokens)
+    validation = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens)
+    for problem in (*train.problems, *validation.problems):
+        find(problem.data_source)
+    manifest = _manifest(config, train)
+    if resume_from is not None:
+        checkpoint.check_fits(resume_from, manifest)
+    _announce(config, tokenizer, train, validation, output_dir)
+
+    cluster.connect(config)
+    cluster.check_fits(config)
+    engines = EnginePool.start(config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed)
+    coordinator = _start_coordinator(config, train, validation, resume_from)
+    judge.start(config.judge)
+    engines.wait_ready()
+    status = "FAILED"
+    try:
+        with progress.ProgressLine(lambda: ray.get(coordinator.progress.remote(), timeout=5)):
+            _trainer(config, coordinator, engines, output_dir, manifest, resume_from).fit()
+        status = "FINISHED"
+        final = ray.get(coordinator.progress.remote(), timeout=60)
+    finally:
+        ray.get(coordinator.close.remote(status), timeout=60)
+    print(_summary(config, final, output_dir, time.perf_counter() - began))
+    return final
+
+
+def _places(config: RunConfig) -> tuple[str | None, str]:
+    """The checkpoint to go on from, if any, and the run's folder."""
+    if config.resume is None:
+        name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.algorithm.name}-{config.task.name}"
+        output_dir = str(Path(config.output_dir or Path("outputs") / name.replace("/", "_")).resolve())
+        if checkpoint.complete(output_dir):
+            raise ConfigError(f"output_dir={output_dir} already holds checkpoints: give resume={output_dir} to go on, or another folder.")
+        return None, output_dir
+    found = checkpoint.complete(config.resume)
+    if not found:
+        raise ConfigError(f"resume={config.resume}: no complete checkpoint there.")
+    return str(found[-1].resolve()), str(Path(config.resume).resolve())
+
+
+def _manifest(config: RunConfig, train: ProblemSet) -> dict[str, Any]:
+    """What a checkpoint must share with the run that loads it."""
+    shape = {k: v for k, v in read_model_config(config.model.path).items() if k not in ("transformers_version", "dtype", "torch_dtype")}
+    return {"algorithm": config.algorithm.name, "model": digest(shape), "dataset": train.fingerprint, "seed": config.seed}
+
+
+def _announce(config: RunConfig, tokenizer: Any, train: ProblemSet, validation: ProblemSet, output_dir: str) -> None:
+    first = train.problems[0]
+    print(
+        progress.table(
+            [
+                ("algorithm", config.algorithm.name),
+                ("task", f"{config.task.name}: {len(train.problems)} train, {len(validation.problems)} validation problems"),
+                ("dropped", f"{train.dropped_overlong} + {validation.dropped_overlong} longer than {config.task.max_prompt_tokens} tokens"),
+                ("model", config.model.path),
+                ("first prompt", repr(tokenizer.decode(first.prompt_ids))[:100]),
+                ("stop ids", ", ".join(f"{i} {tokenizer.decode([i])!r}" for i in stop_ids(config.model.path, tokenizer))),
+                ("output", output_dir),
+                ("MLflow", config.tracking.uri),
+            ]
+        ),
+        flush=True,
+    )
+
+
+def _start_coordinator(config: RunConfig, train: ProblemSet, validation: ProblemSet, resume_from: str | None) -> ActorHandle:
+    settings = CoordinatorConfig(
+        seed=config.seed,
+        steps=config.steps,
+        max_missing_reward=config.max_missing_reward,
+        evaluation=config.evaluation,
+        eval_max_new_tokens=config.task.max_new_tokens,
+        tracking=config.tracking,
+        params=config.composed,
+        tags={
+            "algorithm": config.algorithm.name,
+            "task": config.task.name,
+            "git_sha": git_sha(),
+            "config_digest": digest(config.composed),
+            "dataset_fingerprint": train.fingerprint,
+        },
+    )
+    cost = DecodingCost.of_config(read_model_config(config.model.path))
+    state = checkpoint.read_coordinator(resume_from) if resume_from is not None else None
+    return (
+        ray.remote(Coordinator)
+        .options(num_cpus=cluster.COORDINATOR_CPUS)
+        .remote(settings, config.algorithm, train.problems, validation.problems, cost, state)
+    )
+
+
+def _trainer(
+    config: RunConfig, coordinator: ActorHandle, engines: EnginePool, output_dir: str, manifest: dict[str, Any], resume_from: str | None
+) -> TorchTrainer:
+    evaluation = Sampling(config.evaluation.temperature, config.evaluation.top_p, config.evaluation.top_k)
+    sampling = {"train": config.sampling, "eval": evaluation}
+    loop = LoopConfig(
+        algorithm=config.algorithm,
+        model=config.model,
+        optimizer=config.optimizer,
+        learner=config.learner,
+        evaluation=config.evaluation,
+        checkpoint=config.checkpoint,
+        coordinator=coordinator,
+        engines=engines,
+        steps=config.steps,
+        temperature=config.sampling.temperature,
+        output_dir=output_dir,
+        manifest=manifest,
+        resume_from=resume_from,
+        reference_path=config.model.path if getattr(config.algorithm, "needs_reference", False) else None,
+    )
+    learner = config.learner
+    return TorchTrainer(
+        train_loop,
+        train_loop_config=loop,
+        torch_config=TorchConfig(backend="nccl" if learner.num_gpus else "gloo", timeout_s=1800),
+        scaling_config=ScalingConfig(
+            num_workers=learner.ranks,
+            use_gpu=bool(learner.num_gpus),
+            resources_per_worker={"CPU": learner.num_cpus} | ({"GPU": learner.num_gpus} if learner.num_gpus else {}),
+        ),
+        run_config=TrainRunConfig(name="ray_train", storage_path=output_dir),
+        datasets={"rollouts": rollout_dataset(coordinator, engines, config.judge, config.algorithm, sampling, config.blocks)},
+        dataset_config=UnequalSplit(),
+    )
+
+
+def _summary(config: RunConfig, final: dict[str, Any], output_dir: str, seconds: float) -> str:
+    evaluations = sorted(final["evaluations"].items())
+    rows = []
+    if evaluations:
+        (first, before), (last, after) = evaluations[0], evaluations[-1]
+        rows = [(f"validation mean@{config.evaluation.n}", f"{before:.3f} (step {first}) -> {after:.3f} (step {last})")]
+    rows += [
+        ("decoding", progress.flops(final["decode_flops"])),
+        ("wall time", progress.clock(seconds)),
+        ("checkpoint", str(checkpoint.complete(output_dir)[-1])),
+        ("MLflow run", f"{final['mlflow_run_id']} in {config.tracking.uri}"),
+        ("compare runs", f"mlflow ui --backend-store-uri {config.tracking.uri}"),
+    ]
+    return "\n" + progress.table(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

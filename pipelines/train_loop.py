@@ -1,0 +1,165 @@
+"""What every rank of the trainer does: one step after another, from planned rows to synced weights."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.train
+import torch
+import torch.distributed as dist
+from ray.actor import ActorHandle
+from ray.train import Checkpoint
+from ray.train.torch import get_device
+
+from algorithms.types import Algorithm, Metrics
+from pipelines import checkpoint
+from pipelines.coordinator import EvaluationConfig
+from pipelines.engine_pool import EnginePool
+from pipelines.learner import Learner, OptimizerConfig
+from pipelines.model import ModelConfig
+from pipelines.weight_sync import sync_weights
+
+COORDINATOR_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The trainer's ranks and what each may hold."""
+
+    ranks: int
+    num_cpus: float
+    num_gpus: float
+    threads: int  # of one rank on CPUs
+    max_tokens_per_microbatch: int
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """Everything a rank needs; sent to each by Ray Train."""
+
+    algorithm: Algorithm
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    learner: LearnerConfig
+    evaluation: EvaluationConfig
+    checkpoint: checkpoint.CheckpointConfig
+    coordinator: ActorHandle
+    engines: EnginePool
+    steps: int
+    temperature: float
+    output_dir: str
+    manifest: dict[str, Any]  # fingerprints that a resumed run must share
+    resume_from: str | None
+    reference_path: str | None = None
+
+
+def train_loop(config: LoopConfig) -> None:
+    """Run on each rank by `TorchTrainer`."""
+    torch.set_num_threads(config.learner.threads)
+    Loop(config).run()
+
+
+class Loop:
+    """One rank's side of the run."""
+
+    def __init__(self, config: LoopConfig) -> None:
+        self.config = config
+        self.rank = dist.get_rank()
+        self.learner = Learner(
+            config.model,
+            config.optimizer,
+            temperature=config.temperature,
+            horizon=config.algorithm.max_new_tokens,
+            max_tokens=config.learner.max_tokens_per_microbatch,
+            device=get_device(),
+            reference_path=config.reference_path,
+        )
+        self.shard = ray.train.get_dataset_shard("rollouts")
+        self.version = 0
+        restored = ray.train.get_checkpoint()
+        resume_from = restored.path if restored is not None else config.resume_from
+        if resume_from is not None:
+            checkpoint.load(self.learner, resume_from)
+            self.version = checkpoint.read_manifest(resume_from)["step"]
+
+    def run(self) -> None:
+        """Steps from where the run stands to its end, with evaluations and checkpoints between them."""
+        config, first = self.config, self.version
+        self.sync(first)
+        if config.evaluation.every and config.evaluation.at_start and first == 0:
+            self.evaluate(0)
+        for step in range(first + 1, config.steps + 1):
+            self.step(step)
+            last = step == config.steps
+            if config.evaluation.every and (last or step % config.evaluation.every == 0):
+                self.evaluate(step)
+            if last or (config.checkpoint.every and step % config.checkpoint.every == 0):
+                self.save(step)
+
+    def step(self, step: int) -> None:
+        """One step: roll out, learn, sync, report."""
+        timings = self.learner.timings
+        timings.clear()
+        with _timed(timings, "step"):
+            metrics = self.config.algorithm.update(self.learner, self.groups(step))
+            with _timed(timings, "update_weights"):
+                self.sync(step)
+        if self.rank == 0:
+            self.ask("finish_step", step, metrics | timings)
+
+    def groups(self, step: int) -> Iterator[dict[str, Any]]:
+        """This rank's share of the step's groups as they finish, round after round until the algorithm needs no more."""
+        for round_number in range(self.config.algorithm.max_rounds + 1):
+            if not self.ask("plan", step, round_number, self.version):
+                return
+            yield from self.passed_rows()
+
+    def passed_rows(self) -> Iterator[dict[str, Any]]:
+        """One pass over the rollout dataset; begins when all ranks have asked for it."""
+        for batch in self.shard.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+            yield from batch.to_pylist()
+
+    def sync(self, version: int) -> None:
+        """Give the engines this rank's part of the weights."""
+        sync_weights(self.learner, self.config.engines, version, f"{self.config.output_dir}/weights", self.config.model.dtype)
+        self.version = version
+
+    def evaluate(self, step: int) -> None:
+        """One pass over the validation problems; its rows end at the coordinator."""
+        self.ask("plan_evaluation", step, self.version)
+        dist.barrier()
+        for _ in self.passed_rows():
+            pass
+        dist.barrier()
+        if self.rank == 0:
+            self.ask("finish_evaluation", step)
+
+    def save(self, step: int) -> None:
+        """Checkpoint, tell Ray Train and the coordinator, and drop what is no longer kept."""
+        config, path = self.config, checkpoint.folder(self.config.output_dir, step)
+        state = self.ask("state") if self.rank == 0 else {}
+        manifest = config.manifest | {"step": step, "score": state.get("evaluations", {}).get(str(step))}
+        manifest["mlflow_run_id"] = state.get("mlflow_run_id")
+        checkpoint.save(self.learner, path, config.model.path, state, manifest)
+        ray.train.report(
+            {"step": step},
+            checkpoint=Checkpoint.from_directory(str(path)) if self.rank == 0 else None,
+            checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,
+        )
+        if self.rank == 0:
+            checkpoint.prune(config.output_dir, config.checkpoint)
+            self.ask("checkpointed", step, str(path))
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call the coordinator and wait for its answer."""
+        return ray.get(getattr(self.config.coordinator, method).remote(*arguments), timeout=COORDINATOR_TIMEOUT_S)
+
+
+@contextmanager
+def _timed(timings: Metrics, name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    timings[f"timing_s/{name}"] = time.perf_counter() - start
