@@ -1,21 +1,21 @@
 """GRPO: every continuation of a group is credited with its reward minus the group's mean (Shao et al., 2024; AC2 section 2)."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from algorithms.advantages import group_advantages
-from algorithms.losses import (
-    AGGREGATIONS,
-    KL_ESTIMATORS,
-    clipped_policy_loss,
-    kl_penalty,
-    truncated_importance_weights,
-)
 from algorithms.types import Credit, Group, Learner, Metrics, PlanState, PromptRow, TokenBatch, mean_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+KL_ESTIMATORS = ("none", "k1", "k2", "k3")
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,8 @@ class GRPO:
 
     def loss(self, tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Clipped surrogate x TIS weight, plus KL penalty, minus entropy bonus; per token."""
+        from algorithms.losses import clipped_policy_loss, kl_penalty, truncated_importance_weights
+
         policy = clipped_policy_loss(
             tokens.logprobs, tokens.old_logprobs, tokens.advantages, self.clip_low, self.clip_high, self.dual_clip
         )

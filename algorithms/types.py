@@ -1,15 +1,19 @@
 """The contract between an algorithm and the loop that runs it: three verbs, and the records they exchange.
 
-Nothing here knows of Ray, vLLM or a file: an algorithm can be read, tested and re-stated with torch and numpy alone.
+Nothing here knows of Ray, vLLM or a file: an algorithm can be read, tested and re-stated with torch and numpy alone. Planning and
+credit need numpy only, so torch (seconds to import) is loaded by what computes losses and by nothing else.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Metrics = dict[str, float]
 
@@ -87,7 +91,7 @@ class TokenBatch:
 
 # A loss maps a token batch to its per-token loss and to per-token quantities worth logging (token means, or maxima for
 # names ending in "max").
-Loss = Callable[[TokenBatch], tuple[Tensor, dict[str, Tensor]]]
+Loss = Callable[[TokenBatch], "tuple[Tensor, dict[str, Tensor]]"]
 
 
 class PlanState(Protocol):
@@ -138,13 +142,9 @@ class Algorithm(Protocol):
 
 def mean_metrics(metrics: list[Metrics]) -> Metrics:
     """The mean of each metric over several updates (its largest value for names ending in "max")."""
-    names = {name for one in metrics for name in one}
-    return {
-        name: (max if name.endswith("max") else lambda values: sum(values) / len(values))([one[name] for one in metrics if name in one])
-        for name in sorted(names)
-    }
+    merged: Metrics = {}
+    for name in sorted({name for one in metrics for name in one}):
+        values = [one[name] for one in metrics if name in one]
+        merged[name] = max(values) if name.endswith("max") else sum(values) / len(values)
+    return merged
 
-
-def as_tensor(values: np.ndarray, device: torch.device) -> Tensor:
-    """A float32 copy of a numpy array on a device."""
-    return torch.as_tensor(np.ascontiguousarray(values), dtype=torch.float32, device=device)

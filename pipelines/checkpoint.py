@@ -3,30 +3,12 @@
 import json
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from safetensors.torch import save_file
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from pipelines.settings import CheckpointConfig
 
-from pipelines.learner import Learner
-from pipelines.model import full_state_dict
-
-MANIFEST, COORDINATOR, MODEL, STATE = "manifest.json", "coordinator.json", "model", "state"
-CARRIED = ("config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt")
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """When checkpoints are written and which of them stay."""
-
-    every: int  # steps; 0 for only the last
-    keep_last: int
-    keep_best: int  # by validation mean@n
+MANIFEST, COORDINATOR = "manifest.json", "coordinator.json"
 
 
 class CheckpointError(ValueError):
@@ -54,37 +36,6 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
 def read_coordinator(path: str | Path) -> dict[str, Any]:
     """The coordinator's state in a checkpoint."""
     return json.loads((Path(path) / COORDINATOR).read_text())
-
-
-def save(learner: Learner, path: Path, model_path: str, coordinator: dict[str, Any], manifest: dict[str, Any]) -> None:
-    """Write model, optimizer and coordinator, then the manifest; collective. Rank 0 passes the coordinator's state."""
-    model, optimizer = get_state_dict(learner.policy, learner.optimizer)
-    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=str(path / STATE))
-    save_model_folder(learner, path / MODEL, model_path)
-    if dist.get_rank() == 0:
-        (path / COORDINATOR).write_text(json.dumps(coordinator, indent=1))
-        write_atomically(path / MANIFEST, json.dumps(manifest | {"updates": learner.updates}, indent=1))
-    dist.barrier()
-
-
-def save_model_folder(learner: Learner, path: Path, model_path: str) -> None:
-    """The policy as a plain Hugging Face folder with the tokenizer of the model it began as; collective."""
-    weights = full_state_dict(learner.policy, torch.float32)
-    if dist.get_rank() == 0:
-        path.mkdir(parents=True, exist_ok=True)
-        save_file(weights, str(path / "model.safetensors"), metadata={"format": "pt"})
-        for file in Path(model_path).iterdir():
-            if file.name in CARRIED or file.name.startswith("tokenizer"):
-                shutil.copy(file, path / file.name)
-
-
-def load(learner: Learner, path: str | Path) -> None:
-    """Restore weights, optimizer and update count, on any number of ranks; collective."""
-    model, optimizer = get_state_dict(learner.policy, learner.optimizer)
-    state = {"model": model, "optimizer": optimizer}
-    dcp.load(state, checkpoint_id=str(Path(path) / STATE))
-    set_state_dict(learner.policy, learner.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    learner.updates = read_manifest(path)["updates"]
 
 
 def prune(output_dir: str, config: CheckpointConfig) -> list[Path]:

@@ -1,11 +1,12 @@
 """Connecting to Ray, and comparing what a run asks for with what the cluster has before anything starts."""
 
 import logging
+import os
 from pathlib import Path
 
 import ray
 
-from pipelines.config import RunConfig
+from pipelines.config import RayConfig, RunConfig
 
 COORDINATOR_CPUS = 0.1
 
@@ -14,23 +15,21 @@ class ClusterError(RuntimeError):
     """The cluster cannot hold the run."""
 
 
-def connect(config: RunConfig) -> None:
+def connect(config: RayConfig) -> None:
     """Join the cluster named by the configuration or RAY_ADDRESS, or start one here."""
-    root = str(Path(__file__).parent.parent)
-    options: dict[str, object] = {
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-        "runtime_env": {"env_vars": {"PYTHONPATH": root, "RAY_TRAIN_V2_ENABLED": "1", "TOKENIZERS_PARALLELISM": "false"}},
-    }
-    import os
-
-    if config.ray.address is None and "RAY_ADDRESS" not in os.environ:
-        options["num_cpus"] = config.ray.num_cpus
+    options: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if config.address is None and "RAY_ADDRESS" not in os.environ:
+        # The workers of a cluster started here inherit this environment. Ray would start a worker per CPU at once; on a machine with
+        # fewer cores than logical CPUs their imports delay the ones that are needed.
+        root = str(Path(__file__).parent.parent)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        os.environ |= {"RAY_prestart_worker_first_driver": "0", "TOKENIZERS_PARALLELISM": "false"}
+        options["num_cpus"] = config.num_cpus
         options["include_dashboard"] = False
-        if config.ray.object_store_gib is not None:
-            options["object_store_memory"] = int(config.ray.object_store_gib * 2**30)
+        if config.object_store_gib is not None:
+            options["object_store_memory"] = int(config.object_store_gib * 2**30)
     else:
-        options["address"] = config.ray.address
+        options["address"] = config.address
     ray.init(**options)
     ray.data.DataContext.get_current().enable_progress_bars = False
     ray.data.DataContext.get_current().enable_operator_progress_bars = False
@@ -50,15 +49,13 @@ def demand(config: RunConfig) -> dict[str, tuple[float, float]]:
     }
 
 
-def check_fits(config: RunConfig) -> None:
+def check_demand(parts: dict[str, tuple[float, float]]) -> None:
     """ClusterError with a table if the cluster has too few CPUs or GPUs; waiting for them would never end."""
-    parts, have = demand(config), ray.cluster_resources()
+    have = ray.cluster_resources()
     cpus, gpus = sum(c for c, _ in parts.values()), sum(g for _, g in parts.values())
     if cpus <= have.get("CPU", 0) and gpus <= have.get("GPU", 0):
         return
-    lines = [f"  {name:<22}{c:>8.2f}{g:>8.2f}" for name, (c, g) in parts.items()]
-    table = "\n".join(
-        [f"  {'':<22}{'CPUs':>8}{'GPUs':>8}", *lines, f"  {'asked for':<22}{cpus:>8.2f}{gpus:>8.2f}"]
-        + [f"  {'in the cluster':<22}{have.get('CPU', 0):>8.2f}{have.get('GPU', 0):>8.2f}"]
-    )
+    lines = [("", "CPUs", "GPUs"), *((name, f"{c:.2f}", f"{g:.2f}") for name, (c, g) in parts.items())]
+    lines += [("asked for", f"{cpus:.2f}", f"{gpus:.2f}"), ("in the cluster", f"{have.get('CPU', 0):.2f}", f"{have.get('GPU', 0):.2f}")]
+    table = "\n".join(f"  {name:<22}{c:>8}{g:>8}" for name, c, g in lines)
     raise ClusterError(f"the cluster is too small for this run; lower the demand under `cluster` or add nodes:\n{table}")

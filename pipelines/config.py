@@ -1,6 +1,7 @@
 """Composing a run's configuration from `conf/` and checking all of it before anything starts."""
 
 import dataclasses
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -16,14 +17,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from algorithms import ALGORITHMS
 from algorithms.types import Algorithm
-from pipelines.checkpoint import CheckpointConfig
-from pipelines.coordinator import EvaluationConfig
 from pipelines.data import DataConfig
 from pipelines.engine import EngineConfig, Sampling
-from pipelines.learner import OptimizerConfig
-from pipelines.model import ModelConfig, read_model_config
+from pipelines.evaluation import EvaluationConfig
+from pipelines.settings import CheckpointConfig, LearnerConfig, ModelConfig, OptimizerConfig, read_model_config
 from pipelines.tracking import TrackingConfig, flatten
-from pipelines.train_loop import LearnerConfig
 from serve.judge import JudgeConfig
 
 CONF = Path(__file__).parent.parent / "conf"
@@ -134,42 +132,40 @@ def _open(container: dict[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
-def build(composed: DictConfig) -> RunConfig:
+def resolve_model(model: dict[str, Any]) -> dict[str, Any]:
+    """The model's settings with its path made absolute; `builtin:NAME` is a model that ships with the project."""
+    path = model["path"]
+    shipped = path.startswith("builtin:")
+    return model | {"path": str(ASSETS / path.removeprefix("builtin:")) if shipped else str(Path(path).resolve())}
+
+
+def build(tree: dict[str, Any]) -> RunConfig:
     """Typed configuration with every check that needs no data; ConfigError or ValueError in one sentence."""
-    try:
-        tree = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{str(error).splitlines()[0]} (give it as key=value)") from error
     algorithm_tree = dict(tree["algorithm"])
     name = algorithm_tree.pop("name")
     if name not in ALGORITHMS:
         raise ConfigError(f"algorithm.name={name}: use one of {', '.join(ALGORITHMS)}.")
-    model = dict(tree["model"])
-    if model["path"].startswith("builtin:"):
-        model["path"] = str(ASSETS / model["path"].removeprefix("builtin:"))
-    else:
-        model["path"] = str(Path(model["path"]).resolve())
     task, cluster = tree["task"], tree["cluster"]
     config = RunConfig(
-        algorithm=_make(ALGORITHMS[name], algorithm_tree, "algorithm"),
+        algorithm=make(ALGORITHMS[name], algorithm_tree, "algorithm"),
         task=TaskConfig(
             name=task["name"],
-            train=_make(DataConfig, task["train"], "task.train"),
-            validation=_make(DataConfig, task["validation"], "task.validation"),
+            train=make(DataConfig, task["train"], "task.train"),
+            validation=make(DataConfig, task["validation"], "task.validation"),
             max_prompt_tokens=task["max_prompt_tokens"],
             max_new_tokens=task["max_new_tokens"],
         ),
-        model=_make(ModelConfig, model, "model"),
-        ray=_make(RayConfig, cluster["ray"], "cluster.ray"),
-        engines=_make(EngineConfig, cluster["engines"], "cluster.engines"),
-        learner=_make(LearnerConfig, cluster["learner"], "cluster.learner"),
-        judge=_make(JudgeConfig, cluster["judge"], "cluster.judge"),
+        model=make(ModelConfig, resolve_model(tree["model"]), "model"),
+        ray=make(RayConfig, cluster["ray"], "cluster.ray"),
+        engines=make(EngineConfig, cluster["engines"], "cluster.engines"),
+        learner=make(LearnerConfig, cluster["learner"], "cluster.learner"),
+        judge=make(JudgeConfig, cluster["judge"], "cluster.judge"),
         blocks=cluster["rollout"]["blocks"],
-        optimizer=_make(OptimizerConfig, tree["optimizer"], "optimizer"),
-        sampling=_make(Sampling, tree["sampling"], "sampling"),
-        evaluation=_make(EvaluationConfig, tree["evaluation"], "evaluation"),
-        checkpoint=_make(CheckpointConfig, tree["checkpoint"], "checkpoint"),
-        tracking=_make(TrackingConfig, tree["tracking"], "tracking"),
+        optimizer=make(OptimizerConfig, tree["optimizer"], "optimizer"),
+        sampling=make(Sampling, tree["sampling"], "sampling"),
+        evaluation=make(EvaluationConfig, tree["evaluation"], "evaluation"),
+        checkpoint=make(CheckpointConfig, tree["checkpoint"], "checkpoint"),
+        tracking=make(TrackingConfig, tree["tracking"], "tracking"),
         composed=tree,
         **{key: tree[key] for key in ("seed", "steps", "output_dir", "resume", "max_missing_reward")},
     )
@@ -177,7 +173,7 @@ def build(composed: DictConfig) -> RunConfig:
     return config
 
 
-def _make(kind: type[T], values: dict[str, Any], where: str) -> T:
+def make(kind: type[T], values: dict[str, Any], where: str) -> T:
     """A dataclass from a mapping; ConfigError names what is missing, unknown or of another type."""
     fields = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
     if unknown := sorted(set(values) - set(fields)):
@@ -227,6 +223,4 @@ def _check(config: RunConfig) -> None:
 
 def digest(tree: dict[str, Any]) -> str:
     """A short fingerprint of a composed configuration."""
-    import hashlib
-
     return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -4,7 +4,7 @@ An ordinary class; `pipelines.train` runs it as a Ray actor. Calls arrive one at
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,23 +13,12 @@ import pyarrow as pa
 from algorithms.flops import DecodingCost
 from algorithms.types import Algorithm, Problem, PromptRow
 from pipelines import schema
-from pipelines.metrics import evaluation_metrics, mean_score, rollout_metrics
+from pipelines.evaluation import EvaluationConfig, evaluation_metrics, mean_score
+from pipelines.metrics import rollout_metrics
 from pipelines.tracking import Tracker, TrackingConfig
 
 ROWS_PER_STEP = 1_000_000  # row ids of one step
 EVAL_ROWS = ROWS_PER_STEP // 2  # where evaluation rows begin within a step
-
-
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """Validation during training."""
-
-    every: int  # steps; 0 for never
-    at_start: bool
-    n: int  # responses per problem
-    temperature: float
-    top_p: float
-    top_k: int
 
 
 @dataclass(frozen=True)
@@ -46,6 +35,15 @@ class CoordinatorConfig:
     tags: dict[str, str]
 
 
+@dataclass
+class StepRecord:
+    """What came back of one step, or of its evaluation: kept apart by step, as ranks may already be planning the next."""
+
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # by row id
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)  # by stage: first start, last end
+    kept: int = 0
+
+
 class Coordinator:
     """Owns the prompt cursor, the step in progress, running totals, and the MLflow run. Implements `PlanState`."""
 
@@ -60,19 +58,18 @@ class Coordinator:
     ) -> None:
         self._config, self._algorithm, self._cost = config, algorithm, cost
         self._problems, self._validation = problems, validation
-        self.step, self.kept_groups = 0, 0
+        self.step = 0
         self._round, self._planned = 0, 0
         self._epoch, self._cursor = 0, 0
         self._totals = {"decode/flops": 0.0, "decode/tokens": 0.0, "training/problems": 0.0}
-        self._best: dict[str, float] = {}
         self._evaluations: dict[int, float] = {}
         run_id = None
         if state is not None:
             self._restore(state)
             run_id = state["mlflow_run_id"]
         self._rows: pa.Table = schema.STAGES["plan"].empty_table()
-        self._received: dict[int, dict[str, Any]] = {}
-        self._spans: dict[str, tuple[float, float]] = {}
+        self._training: dict[int, StepRecord] = {}
+        self._evaluation: dict[int, StepRecord] = {}
         self._last: dict[str, float] = {}
         self._order = self._permutation()
         self._tracker = Tracker(config.tracking, run_id, config.params, config.tags)
@@ -83,26 +80,30 @@ class Coordinator:
         """Plan a round of a step, once however often it is asked for; returns its number of groups (0: the step is complete)."""
         if (step, round_number) == (self.step, self._round):
             return self._planned
-        if round_number == 0:
-            self.step, self.kept_groups = step, 0
-            self._received, self._spans = {}, {}
-        self._round = round_number
+        self.step, self._round = step, round_number
+        record = self._training.setdefault(step, StepRecord())
         rows = self._algorithm.plan(self) if round_number < self._algorithm.max_rounds else []
         self._planned = len(rows)
-        self._rows = self._table(rows, len(self._received), policy_version)
+        self._rows = self._table(rows, len(record.rows), policy_version)
         return self._planned
 
     def plan_evaluation(self, step: int, policy_version: int) -> int:
         """Plan one pass over the validation problems; returns their number."""
         evaluation = self._config.evaluation
         rows = [PromptRow(p, evaluation.n, self._config.eval_max_new_tokens, purpose="eval") for p in self._validation]
-        self.step, self._round, self._received = step, -1, {}
+        self.step, self._round = step, -1
+        self._evaluation[step] = StepRecord()
         self._rows = self._table(rows, EVAL_ROWS, policy_version)
         return len(rows)
 
     def rows(self, block: int, blocks: int) -> pa.Table:
         """One block's share of the rows planned last."""
         return self._rows.take(np.arange(block, self._rows.num_rows, blocks))
+
+    @property
+    def kept_groups(self) -> int:
+        """Groups of this step that are generated and kept so far."""
+        return self._training[self.step].kept
 
     def fresh_problems(self, count: int) -> list[Problem]:
         """The next problems of the shuffled dataset; a new epoch is shuffled anew, by seed and epoch."""
@@ -121,26 +122,32 @@ class Coordinator:
     def ingest(self, table: pa.Table) -> None:
         """Take a block's finished groups; a row that a retried task brings again is taken once."""
         for row in table.to_pylist():
-            if row["row_id"] not in self._received:
-                self._received[row["row_id"]] = row
-                self.kept_groups += row["keep"]
+            record = self._record(row["step"], row["purpose"] == "eval")
+            if row["row_id"] not in record.rows:
+                record.rows[row["row_id"]] = row
+                record.kept += row["keep"]
 
-    def record_span(self, name: str, start: float, end: float) -> None:
+    def record_span(self, name: str, step: int, evaluation: bool, start: float, end: float) -> None:
         """Note when a block was in a stage; a stage's time is from its first block's start to its last block's end."""
-        first, last = self._spans.get(name, (start, end))
-        self._spans[name] = min(first, start), max(last, end)
+        spans = self._record(step, evaluation).spans
+        first, last = spans.get(name, (start, end))
+        spans[name] = min(first, start), max(last, end)
+
+    def _record(self, step: int, evaluation: bool) -> StepRecord:
+        return (self._evaluation if evaluation else self._training)[step]
 
     def finish_step(self, step: int, trainer_metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of a completed step, logged and returned; RuntimeError if too many rewards are missing."""
-        rows = list(self._received.values())
+        record = self._training.pop(step)
+        rows = list(record.rows.values())
         metrics = rollout_metrics(rows, self._cost) | trainer_metrics
-        metrics |= {f"timing_s/{name}": end - start for name, (start, end) in self._spans.items()}
+        metrics |= {f"timing_s/{name}": end - start for name, (start, end) in record.spans.items()}
         for name in ("decode/flops", "decode/tokens"):
             self._totals[name] += metrics[name]
             metrics[f"{name}_total"] = self._totals[name]
         metrics["training/global_step"] = float(step)
         metrics["training/epoch"] = self._epoch + self._cursor / len(self._problems)
-        metrics["training/filter_groups/dropped"] = float(len(rows) - self.kept_groups)
+        metrics["training/filter_groups/dropped"] = float(len(rows) - record.kept)
         tokens = sum(row["n"] * (len(row["prompt_ids"]) + len(row["prefix_ids"])) for row in rows) + metrics["decode/tokens"]
         metrics["perf/total_num_tokens"] = float(tokens)
         if "timing_s/step" in metrics:
@@ -148,17 +155,16 @@ class Coordinator:
             metrics["perf/throughput"] = tokens / metrics["timing_s/step"]
         self._tracker.metrics(metrics, step)
         self._last = metrics
-        self._check_missing(rows, metrics["reward/missing_fraction"])
+        self._check_missing(step, rows, metrics["reward/missing_fraction"])
         return metrics
 
     def finish_evaluation(self, step: int) -> dict[str, float]:
         """Metrics of the evaluation pass, logged and returned, with sample rollouts kept as a table."""
-        rows = [self._received[row_id] for row_id in sorted(self._received)]
+        record = self._evaluation.pop(step)
+        rows = [record.rows[row_id] for row_id in sorted(record.rows)]
         n = self._config.evaluation.n
         metrics = evaluation_metrics(rows, n, seed=self._config.seed)
-        metrics["timing_s/testing"] = max((end for _, end in self._spans.values()), default=0.0) - min(
-            (start for start, _ in self._spans.values()), default=0.0
-        )
+        metrics["timing_s/testing"] = record.spans["reward"][1] - record.spans["gen"][0]
         metrics |= {f"{name}_total": value for name, value in self._totals.items() if name.startswith("decode/")}
         self._tracker.metrics(metrics, step)
         self._evaluations[step] = mean_score(metrics, n)
@@ -169,15 +175,14 @@ class Coordinator:
         ]
         if kept := samples[: self._config.tracking.sample_rollouts]:
             self._tracker.samples(kept, step)
-        self._spans = {}
         return metrics
 
-    def _check_missing(self, rows: list[dict[str, Any]], fraction: float) -> None:
+    def _check_missing(self, step: int, rows: list[dict[str, Any]], fraction: float) -> None:
         if fraction <= self._config.max_missing_reward:
             return
         reason = next(s for row in rows for s, r in zip(row["reward_status"], row["reward"], strict=True) if r is None)
         raise RuntimeError(
-            f"step {self.step}: {fraction:.0%} of the responses got no reward, more than max_missing_reward="
+            f"step {step}: {fraction:.0%} of the responses got no reward, more than max_missing_reward="
             f"{self._config.max_missing_reward:.0%}; the first says: {reason}"
         )
 

@@ -5,7 +5,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,37 +14,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from algorithms.losses import BatchTotals, token_weight
-from algorithms.types import Loss, Metrics, Sequence, TokenBatch, as_tensor
+from algorithms.types import Loss, Metrics, Sequence, TokenBatch
 from pipelines.batching import microbatches, pad, sequences_of, split_like
-from pipelines.model import ModelConfig, Policy, load_policy, sync_gradients
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW, a linear warm-up, then a constant rate or a cosine to a tenth over `total_updates`."""
-
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    schedule: str  # constant | cosine
-    warmup_steps: int
-    clip_grad_norm: float
-    max_nonfinite_steps: int  # skipped in a row before the run stops
-    total_updates: int | None = None  # the length of a cosine
-
-    def __post_init__(self) -> None:
-        if self.schedule not in ("constant", "cosine"):
-            raise ValueError(f"optimizer.schedule={self.schedule}: use constant or cosine.")
-        if self.schedule == "cosine" and not self.total_updates:
-            raise ValueError("optimizer.schedule=cosine needs optimizer.total_updates.")
-
-    def lr_at(self, update: int) -> float:
-        """The learning rate of the update with this number, counted from 0."""
-        lr = self.lr * min(1.0, (update + 1) / max(self.warmup_steps, 1))
-        if self.schedule == "cosine" and self.total_updates:
-            lr *= 0.1 + 0.45 * (1 + math.cos(math.pi * min(update / self.total_updates, 1.0)))
-        return lr
+from pipelines.model import Policy, load_policy, sync_gradients
+from pipelines.settings import ModelConfig, OptimizerConfig
 
 
 class NonFiniteError(RuntimeError):
@@ -252,6 +224,11 @@ class _Meter:
         return dict(zip(means, (value / totals.tokens for value in summed), strict=True)) | dict(
             zip(maxima, learner._max([float(self.values[name]) for name in maxima]), strict=True)
         )
+
+
+def as_tensor(values: np.ndarray, device: torch.device) -> Tensor:
+    """A float32 tensor of a numpy array on a device."""
+    return torch.as_tensor(np.ascontiguousarray(values), dtype=torch.float32, device=device)
 
 
 def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:

@@ -1,11 +1,9 @@
 """The policy as the trainer runs it: a Hugging Face causal LM, sharded by FSDP2, that returns log-probabilities and no logits."""
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
+import torch.distributed as dist
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
@@ -14,30 +12,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from pipelines.settings import ModelConfig
+
 LOGIT_ELEMENTS = 1 << 26  # logits that may stand in memory at once: 256 MiB of float32
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Which model to train and in what precision."""
-
-    path: str
-    dtype: str  # float32 | bfloat16, of the computation; master weights are always float32
-    gradient_checkpointing: bool
-
-    def __post_init__(self) -> None:
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"model.dtype={self.dtype}: use float32 or bfloat16.")
-
-
-def read_model_config(path: str) -> dict[str, Any]:
-    """The model folder's config.json as a dict; ValueError in one sentence if the folder is not a model with a tokenizer."""
-    folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"model.path={path}: no config.json there; give a folder in Hugging Face format.")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
-        raise ValueError(f"model.path={path}: the folder has no tokenizer; save one there with tokenizer.save_pretrained.")
-    return cast(dict[str, Any], json.loads((folder / "config.json").read_text()))
 
 
 class Policy(nn.Module):
@@ -104,6 +81,8 @@ def load_policy(config: ModelConfig, mesh: DeviceMesh, device: torch.device, tem
         {f"lm.{name}": value for name, value in full.items()},
         options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=not _tied(lm)),
     )
+    for buffer in policy.buffers():  # rotary frequencies and the like are in no state dict
+        dist.broadcast(buffer, src=0)
     return policy.train()
 
 

@@ -6,7 +6,7 @@ groups are judged and handed over while other blocks still generate.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from serve.judge import JudgeConfig
 COORDINATOR_TIMEOUT_S = 120.0
 STAGE_CPUS = 0.05  # stages wait more than they work
 
-Record = Callable[[str, float, float], None]
+Record = Callable[[str, int, bool, float, float], None]  # stage, step, whether an evaluation, start, end
 
 
 class PlannedRows(Datasource):
@@ -96,7 +96,7 @@ def generate(table: pa.Table, engines: EnginePool, sampling: dict[str, Sampling]
     kinds = {"eval" if row["purpose"] == "eval" else "train" for row in rows}
     if len(kinds) > 1:
         raise schema.SchemaError("a block mixes evaluation rows with training rows.")
-    with _span(record, "gen"):
+    with _span(record, "gen", table):
         completions = engines.generate(rows, sampling[kinds.pop()])
     return schema.append(table, {name: [one[name] for one in completions] for name, _ in schema.GENERATE}, "generate")
 
@@ -110,7 +110,7 @@ def judge_rows(table: pa.Table, config: JudgeConfig, record: Record | None = Non
         for source, truth, extra, texts in zip(*(table[name].to_pylist() for name in columns), strict=True)
         for text in texts
     ]
-    with _span(record, "reward"):
+    with _span(record, "reward", table):
         verdicts = iter(_ask_judge(items, config) if items else [])
     sizes = table["n"].to_pylist()
     groups = [[next(verdicts) for _ in range(size)] for size in sizes]
@@ -172,16 +172,16 @@ def deliver(table: pa.Table, coordinator: ActorHandle) -> pa.Table:
     return table.filter(table["keep"])
 
 
-def _record(coordinator: ActorHandle, name: str, start: float, end: float) -> None:
-    coordinator.record_span.remote(name, start, end)
+def _record(coordinator: ActorHandle, *span: Any) -> None:
+    coordinator.record_span.remote(*span)
 
 
 @contextmanager
-def _span(record: Record | None, name: str) -> Any:
+def _span(record: Record | None, name: str, table: pa.Table) -> Iterator[None]:
     start = time.time()
     yield
-    if record is not None:
-        record(name, start, time.time())
+    if record is not None and table.num_rows:
+        record(name, table["step"][0].as_py(), table["purpose"][0].as_py() == "eval", start, time.time())
 
 
 def _resources() -> dict[str, Any]:

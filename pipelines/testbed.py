@@ -5,13 +5,15 @@ validation disjoint by seed) and fine-tuning sets of prompt/response pairs, firs
 """
 
 import argparse
-import json
 import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+VALIDATION = 256  # problems of each world that are never trained on
 CHAIN_OPERATIONS = 12
 CARRY_ERROR, PLAIN_ERROR = 0.2, 0.01  # chance that a demonstrated step is wrong, with and without carry or borrow
 WALK_DISTANCES = (20, 70)
@@ -92,7 +94,7 @@ WORLDS = {
 
 def problem_rows(world: str, split: str, count: int) -> list[dict]:
     """`count` distinct problems as dataset rows; train and validation never share one."""
-    taken = {row["prompt"][0]["content"] for row in problem_rows(world, "validation", 256)} if split == "train" else set()
+    taken = {row["prompt"][0]["content"] for row in problem_rows(world, "validation", VALIDATION)} if split == "train" else set()
     rng, rows = random.Random(f"{world}/{split}"), []
     while len(rows) < count:
         problem = WORLDS[world].problem(rng)
@@ -111,14 +113,42 @@ def problem_rows(world: str, split: str, count: int) -> list[dict]:
     return rows
 
 
-def demonstration_rows(noisy: bool, count: int, seed: int) -> list[dict]:
-    """`count` prompt/response pairs, the worlds in turn; validation problems are left out."""
-    held_out = {row["prompt"][0]["content"] for world in WORLDS for row in problem_rows(world, "validation", 256)}
-    rng, rows = random.Random(seed), []
-    while len(rows) < count:
-        world = list(WORLDS.values())[len(rows) % len(WORLDS)]
-        problem = world.problem(rng)
-        if problem.prompt not in held_out:
-            messages = [{"role": "user", "content": problem.prompt}]
-            rows.append({"prompt": messages, "response": world.demonstration(problem, rng, noisy)})
+# Fine-tuning stages: how many demonstrations, of what, with or without faults. Landing on a target is the hard part, so walks that
+# begin near theirs dominate once the chains are learned. The skill comes first and the noise last: noise alone is not learned from.
+STAGES = {
+    "skill": [
+        (40_000, {"chain_arithmetic": 0.5, "number_walk": 0.25, "near_walk": 0.25}, False),
+        (200_000, {"chain_arithmetic": 0.1, "number_walk": 0.3, "near_walk": 0.6}, False),
+    ],
+    "noise": [(24_000, {"chain_arithmetic": 0.6, "number_walk": 0.4}, True)],
+}
+NEAR = (1, 12)
+
+
+def demonstration_rows(stage: str, seed: int) -> list[dict]:
+    """The prompt/response pairs of a fine-tuning stage, in their order; validation problems are left out."""
+    held_out = {row["prompt"][0]["content"] for world in WORLDS for row in problem_rows(world, "validation", VALIDATION)}
+    worlds = WORLDS | {"near_walk": World(lambda rng: walk_problem(rng, NEAR), walk_demonstration)}
+    rng, rows = random.Random(f"{stage}/{seed}"), []
+    for count, shares, noisy in STAGES[stage]:
+        for name in rng.choices(list(shares), list(shares.values()), k=count):
+            problem = worlds[name].problem(rng)
+            if problem.prompt not in held_out:
+                messages = [{"role": "user", "content": problem.prompt}]
+                rows.append({"prompt": messages, "response": worlds[name].demonstration(problem, rng, noisy)})
     return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=STAGES, help="which fine-tuning set to write")
+    parser.add_argument("--out", required=True, help="Parquet file to write")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    rows = demonstration_rows(args.stage, args.seed)
+    pq.write_table(pa.Table.from_pylist(rows), args.out)
+    print(f"{len(rows)} demonstrations written to {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,12 +2,10 @@
 
 import re
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import mlflow
-import pandas as pd
 
 _UNSAFE = re.compile(r"[^\w/.\- ]")
 PARAMS_PER_CALL, PARAM_LENGTH = 100, 500
@@ -34,6 +32,9 @@ class Tracker:
     """Writes one MLflow run; every call names the step."""
 
     def __init__(self, config: TrackingConfig, run_id: str | None, params: dict[str, Any], tags: dict[str, str]) -> None:
+        # MLflow loads with the tracker: settings are read in processes that have no use for it.
+        import mlflow
+
         self._config = config
         self._client = mlflow.MlflowClient(tracking_uri=config.uri)
         mlflow.set_tracking_uri(config.uri)
@@ -53,15 +54,17 @@ class Tracker:
 
     def metrics(self, values: dict[str, float], step: int) -> None:
         """Log a step's metrics in one batch."""
-        import time
+        from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        entities = [mlflow.entities.Metric(metric_key(name), float(value), now, step) for name, value in values.items()]
+        entities = [Metric(metric_key(name), float(value), now, step) for name, value in values.items()]
         for i in range(0, len(entities), 1000):
             self._client.log_batch(self.run_id, metrics=entities[i : i + 1000])
 
     def samples(self, rows: list[dict[str, Any]], step: int) -> None:
         """Append sample rollouts, as text for people, to one table of the run."""
+        import pandas as pd
+
         table = pd.DataFrame([{"step": step, **row} for row in rows])
         self._client.log_table(self.run_id, table, "sample_rollouts.json")
 
@@ -86,7 +89,9 @@ class Tracker:
         return self._client.create_experiment(self._config.experiment, artifact_location=self._config.artifacts)
 
     def _log_params(self, params: dict[str, Any]) -> None:
-        entities = [mlflow.entities.Param(metric_key(name), str(value)[:PARAM_LENGTH]) for name, value in flatten(params).items()]
+        from mlflow.entities import Param
+
+        entities = [Param(metric_key(name), str(value)[:PARAM_LENGTH]) for name, value in flatten(params).items()]
         for i in range(0, len(entities), PARAMS_PER_CALL):
             self._client.log_batch(self.run_id, params=entities[i : i + PARAMS_PER_CALL])
 

@@ -10,7 +10,6 @@ from typing import Any
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 
 import ray
-from omegaconf import OmegaConf
 from ray.actor import ActorHandle
 from ray.train import DataConfig as TrainDataConfig
 from ray.train import RunConfig as TrainRunConfig
@@ -19,21 +18,18 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from algorithms.flops import DecodingCost
 from pipelines import checkpoint, cluster, progress
-from pipelines.config import ConfigError, RunConfig, build, compose, digest
+from pipelines.config import ConfigError, RunConfig, build, digest
 from pipelines.coordinator import Coordinator, CoordinatorConfig
 from pipelines.data import ProblemSet, load_problems
 from pipelines.engine import Sampling
 from pipelines.engine_pool import EnginePool
-from pipelines.model import read_model_config
+from pipelines.entry import command
 from pipelines.prompts import load_tokenizer, stop_ids
 from pipelines.rollout import rollout_dataset
 from pipelines.tracking import git_sha
-from pipelines.train_loop import LoopConfig, train_loop
+from pipelines.settings import LoopConfig, read_model_config, run_rank
 from serve import judge
 from serve.verifiers import find
-
-USAGE = "see README.md; `--cfg job` prints the composed configuration, `--help` this line"
-
 
 class UnequalSplit(TrainDataConfig):
     """Gives ranks whole blocks as they come: an equal split would drop the rows that do not divide."""
@@ -48,32 +44,9 @@ class UnequalSplit(TrainDataConfig):
         return output
 
 
-def main(arguments: list[str]) -> int:
-    """Compose, check, run; returns the exit status."""
-    if "--help" in arguments or "-h" in arguments:
-        print(__doc__, USAGE, sep="\n")
-        return 0
-    try:
-        if "--cfg" in arguments:
-            at = arguments.index("--cfg")
-            print(OmegaConf.to_yaml(compose(arguments[:at] + arguments[at + 2 :])), end="")
-            return 0
-        run(build(compose(arguments)))
-        return 0
-    except Exception as error:
-        if os.environ.get("FULL_TRACEBACK"):
-            raise
-        if isinstance(error, ValueError | LookupError | cluster.ClusterError):
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        print(f"error: {progress.root_cause(error)}\n(FULL_TRACEBACK=1 shows where)", file=sys.stderr)
-        return 1
-    finally:
-        ray.shutdown()
-
-
-def run(config: RunConfig) -> dict[str, Any]:
+def run(tree: dict[str, Any]) -> dict[str, Any]:
     """Train as configured; returns the final progress record. Everything that can be checked is checked before Ray starts."""
+    config = build(tree)
     began = time.perf_counter()
     resume_from, output_dir = _places(config)
     tokenizer = load_tokenizer(config.model.path)
@@ -86,8 +59,8 @@ def run(config: RunConfig) -> dict[str, Any]:
         checkpoint.check_fits(resume_from, manifest)
     _announce(config, tokenizer, train, validation, output_dir)
 
-    cluster.connect(config)
-    cluster.check_fits(config)
+    cluster.connect(config.ray)
+    cluster.check_demand(cluster.demand(config))
     engines = EnginePool.start(config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed)
     coordinator = _start_coordinator(config, train, validation, resume_from)
     judge.start(config.judge)
@@ -192,7 +165,7 @@ def _trainer(
     )
     learner = config.learner
     return TorchTrainer(
-        train_loop,
+        run_rank,
         train_loop_config=loop,
         torch_config=TorchConfig(backend="nccl" if learner.num_gpus else "gloo", timeout_s=1800),
         scaling_config=ScalingConfig(
@@ -223,4 +196,4 @@ def _summary(config: RunConfig, final: dict[str, Any], output_dir: str, seconds:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(sys.argv[1:], __doc__ or "", "config", run))

@@ -3,69 +3,29 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 import ray.train
 import torch
 import torch.distributed as dist
-from ray.actor import ActorHandle
 from ray.train import Checkpoint
 from ray.train.torch import get_device
 
-from algorithms.types import Algorithm, Metrics
-from pipelines import checkpoint
-from pipelines.coordinator import EvaluationConfig
-from pipelines.engine_pool import EnginePool
-from pipelines.learner import Learner, OptimizerConfig
-from pipelines.model import ModelConfig
+from algorithms.types import Metrics
+from pipelines import checkpoint, train_state
+from pipelines.learner import Learner
+from pipelines.settings import LoopConfig
 from pipelines.weight_sync import sync_weights
 
 COORDINATOR_TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True)
-class LearnerConfig:
-    """The trainer's ranks and what each may hold."""
-
-    ranks: int
-    num_cpus: float
-    num_gpus: float
-    threads: int  # of one rank on CPUs
-    max_tokens_per_microbatch: int
-
-
-@dataclass(frozen=True)
-class LoopConfig:
-    """Everything a rank needs; sent to each by Ray Train."""
-
-    algorithm: Algorithm
-    model: ModelConfig
-    optimizer: OptimizerConfig
-    learner: LearnerConfig
-    evaluation: EvaluationConfig
-    checkpoint: checkpoint.CheckpointConfig
-    coordinator: ActorHandle
-    engines: EnginePool
-    steps: int
-    temperature: float
-    output_dir: str
-    manifest: dict[str, Any]  # fingerprints that a resumed run must share
-    resume_from: str | None
-    reference_path: str | None = None
-
-
-def train_loop(config: LoopConfig) -> None:
-    """Run on each rank by `TorchTrainer`."""
-    torch.set_num_threads(config.learner.threads)
-    Loop(config).run()
 
 
 class Loop:
     """One rank's side of the run."""
 
     def __init__(self, config: LoopConfig) -> None:
+        torch.set_num_threads(config.learner.threads)
         self.config = config
         self.rank = dist.get_rank()
         self.learner = Learner(
@@ -82,7 +42,7 @@ class Loop:
         restored = ray.train.get_checkpoint()
         resume_from = restored.path if restored is not None else config.resume_from
         if resume_from is not None:
-            checkpoint.load(self.learner, resume_from)
+            train_state.load(self.learner, resume_from)
             self.version = checkpoint.read_manifest(resume_from)["step"]
 
     def run(self) -> None:
@@ -143,7 +103,7 @@ class Loop:
         state = self.ask("state") if self.rank == 0 else {}
         manifest = config.manifest | {"step": step, "score": state.get("evaluations", {}).get(str(step))}
         manifest["mlflow_run_id"] = state.get("mlflow_run_id")
-        checkpoint.save(self.learner, path, config.model.path, state, manifest)
+        train_state.save(self.learner, path, config.model.path, state, manifest)
         ray.train.report(
             {"step": step},
             checkpoint=Checkpoint.from_directory(str(path)) if self.rank == 0 else None,

@@ -1,0 +1,46 @@
+"""How good a policy is: mean@n and bootstrapped best@k over validation problems."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Validation during training."""
+
+    every: int  # steps; 0 for never
+    at_start: bool
+    n: int  # responses per problem
+    temperature: float
+    top_p: float
+    top_k: int
+
+
+def evaluation_metrics(rows: list[dict[str, Any]], n: int, bootstrap: int = 1000, seed: int = 0) -> dict[str, float]:
+    """Per data source `val-core/<source>/acc/mean@n` and `best@k/mean` for k = 2, 4, ... n, by bootstrap over each problem's
+    responses (verl's names). Responses the judge could not score are left out and counted."""
+    rng = np.random.default_rng(seed)
+    metrics: dict[str, float] = {}
+    for source in sorted({row["data_source"] for row in rows}):
+        scores = [np.array([r for r in row["reward"] if r is not None], float) for row in rows if row["data_source"] == source]
+        missing = sum(row["n"] for row in rows if row["data_source"] == source) - sum(map(len, scores))
+        scored = [values for values in scores if len(values)]
+        name = f"val-core/{source}/acc"
+        metrics[f"val-aux/{source}/missing"] = float(missing)
+        if not scored:
+            continue
+        metrics[f"{name}/mean@{n}"] = float(np.mean([values.mean() for values in scored]))
+        k = 2
+        while k <= n:
+            best = [rng.choice(values, (bootstrap, k)).max(axis=1).mean() for values in scored]
+            metrics[f"{name}/best@{k}/mean"] = float(np.mean(best))
+            k *= 2
+    return metrics
+
+
+def mean_score(metrics: dict[str, float], n: int) -> float:
+    """The mean@n over data sources: the one number by which checkpoints are ranked; NaN without any."""
+    means = [value for name, value in metrics.items() if name.endswith(f"/mean@{n}")]
+    return float(np.mean(means)) if means else float("nan")

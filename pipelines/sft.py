@@ -1,0 +1,181 @@
+"""`python -m pipelines.sft data.files=[...] output_dir=... [model=...] [key=value ...]`: fine-tune on prompt/response pairs."""
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+
+import numpy as np
+import ray
+
+from algorithms.types import Sequence
+from pipelines import cluster
+from pipelines.config import RayConfig, digest, make, resolve_model
+from pipelines.data import DataError, read_rows
+from pipelines.entry import command
+from pipelines.prompts import load_tokenizer, render_prompt, stop_ids
+from pipelines.settings import LearnerConfig, ModelConfig, OptimizerConfig, read_model_config
+from pipelines.tracking import Tracker, TrackingConfig, git_sha
+
+LOG_EVERY = 20  # optimizer steps
+
+
+@dataclass(frozen=True)
+class SFTConfig:
+    """What every rank needs."""
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    learner: LearnerConfig
+    sequences: ray.ObjectRef  # list of (ids, prompt length)
+    seed: int
+    epochs: int
+    batch_size: int
+    shuffle: bool
+    loss_aggregation: str
+    output_dir: str
+
+
+def load_examples(files: list[str], model_path: str, max_tokens: int) -> tuple[list[tuple[np.ndarray, int]], int]:
+    """Token ids and prompt lengths of all examples, each ended by a stop token, and how many were too long."""
+    tokenizer = load_tokenizer(model_path)
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else stop_ids(model_path, tokenizer)[0]
+    examples, dropped = [], 0
+    for file in files:
+        for i, row in enumerate(read_rows(file)):
+            for column, kinds in (("prompt", (str, list)), ("response", (str,))):
+                if not isinstance(row.get(column), kinds):
+                    raise DataError(f"{file}, row {i}: column {column!r} is missing or not {' or '.join(k.__name__ for k in kinds)}.")
+            prompt = render_prompt(tokenizer, row["prompt"])
+            response = tokenizer(row["response"], add_special_tokens=False)["input_ids"]
+            ids = np.array([*prompt, *response, end], dtype=np.int32)
+            if len(ids) > max_tokens:
+                dropped += 1
+            else:
+                examples.append((ids, len(prompt)))
+    return examples, dropped
+
+
+def run_rank(config: SFTConfig) -> None:
+    """One rank: its share of every batch, an optimizer step each, and the model folder at the end."""
+    import torch
+    import torch.distributed as dist
+    from ray.train.torch import get_device
+
+    from algorithms.sft import nll_loss
+    from pipelines.learner import Learner
+    from pipelines.train_state import save_model_folder
+
+    torch.set_num_threads(config.learner.threads)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    examples = ray.get(config.sequences, timeout=600)
+    learner = Learner(
+        config.model,
+        config.optimizer,
+        temperature=1.0,
+        horizon=1,
+        max_tokens=config.learner.max_tokens_per_microbatch,
+        device=get_device(),
+    )
+    log = open(Path(config.output_dir) / "progress.jsonl", "w") if rank == 0 else None
+    for epoch in range(config.epochs):
+        order = np.arange(len(examples))
+        if config.shuffle:
+            np.random.default_rng([config.seed, epoch]).shuffle(order)
+        for start in range(0, len(order), config.batch_size):
+            batch = [_sequence(int(i), *examples[i]) for i in order[start : start + config.batch_size][rank::ranks]]
+            metrics = learner.step(batch, nll_loss, config.loss_aggregation, with_entropy_grad=False)
+            if log is not None and (learner.updates % LOG_EVERY == 0 or start + config.batch_size >= len(order)):
+                print(json.dumps({"step": learner.updates, **metrics}), file=log, flush=True)
+    save_model_folder(learner, Path(config.output_dir), config.model.path)
+
+
+def _sequence(index: int, ids: np.ndarray, prompt_length: int) -> Sequence:
+    return Sequence(index, ids.astype(np.int64), prompt_length, np.zeros(len(ids) - prompt_length, np.float32), advantage=0.0)
+
+
+def run(tree: dict[str, Any]) -> None:
+    """Check, load, fine-tune; the progress file is followed to the screen and to MLflow."""
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    model = make(ModelConfig, resolve_model(tree["model"]), "model")
+    read_model_config(model.path)
+    learner = make(LearnerConfig, tree["cluster"]["learner"], "cluster.learner")
+    examples, dropped = load_examples(tree["data"]["files"], model.path, tree["data"]["max_tokens"])
+    if not examples:
+        raise DataError(f"data.files: no usable example ({dropped} longer than {tree['data']['max_tokens']} tokens).")
+    updates = tree["epochs"] * -(-len(examples) // tree["batch_size"])
+    print(f"  {len(examples)} examples ({dropped} too long), {updates} updates of {tree['batch_size']}", flush=True)
+    output = Path(tree["output_dir"]).resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "progress.jsonl").unlink(missing_ok=True)
+    cluster.connect(make(RayConfig, tree["cluster"]["ray"], "cluster.ray"))
+    cluster.check_demand({f"{learner.ranks} trainer ranks": (learner.ranks * learner.num_cpus, learner.ranks * learner.num_gpus)})
+    config = SFTConfig(
+        model=model,
+        optimizer=make(OptimizerConfig, tree["optimizer"] | {"total_updates": updates}, "optimizer"),
+        learner=learner,
+        sequences=ray.put(examples),
+        output_dir=str(output),
+        **{name: tree[name] for name in ("seed", "epochs", "batch_size", "shuffle", "loss_aggregation")},
+    )
+    trainer = TorchTrainer(
+        run_rank,
+        train_loop_config=config,
+        torch_config=TorchConfig(backend="nccl" if learner.num_gpus else "gloo", timeout_s=1800),
+        scaling_config=ScalingConfig(
+            num_workers=learner.ranks,
+            use_gpu=bool(learner.num_gpus),
+            resources_per_worker={"CPU": learner.num_cpus} | ({"GPU": learner.num_gpus} if learner.num_gpus else {}),
+        ),
+        run_config=RunConfig(name="ray_train", storage_path=str(output / "ray")),
+    )
+    tags = {"algorithm": "sft", "git_sha": git_sha(), "config_digest": digest(tree)}
+    tracker = Tracker(make(TrackingConfig, tree["tracking"], "tracking"), None, tree, tags)
+    with _Follow(output / "progress.jsonl", tracker, updates):
+        trainer.fit()
+    tracker.tag("checkpoint", str(output))
+    tracker.finish("FINISHED")
+    print(f"  model written to {output}")
+
+
+class _Follow:
+    """Shows each line of the progress file as it is written."""
+
+    def __init__(self, file: Path, tracker: Tracker, updates: int) -> None:
+        self._file, self._tracker, self._updates = file, tracker, updates
+        self._stop, self._seen, self._began = threading.Event(), 0, time.perf_counter()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        while not self._stop.wait(1.0):
+            self._show()
+        self._show()
+
+    def _show(self) -> None:
+        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        for line in lines[self._seen :]:
+            metrics = json.loads(line)
+            step = metrics.pop("step")
+            self._tracker.metrics(metrics, step)
+            seconds = time.perf_counter() - self._began
+            print(f"update {step}/{self._updates}  loss {metrics['train/loss']:.4f}  {seconds:.0f} s", flush=True)
+        self._seen = len(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.argv[1:], __doc__ or "", "sft", run))
