@@ -10,6 +10,8 @@ from torch import Tensor
 
 from algorithms.types import Sequence
 
+MAX_GROUP = 1 << 16  # continuations a row may have, for a global order of sequences
+
 
 def sequences_of(row: dict[str, Any]) -> list[Sequence]:
     """The continuations of one credited rollout-group row; prompt and prefix are one prompt here, so neither gets loss."""
@@ -20,7 +22,7 @@ def sequences_of(row: dict[str, Any]) -> list[Sequence]:
             raise ValueError(f"row {row['row_id']}: {len(response)} response tokens but {len(logprobs)} log-probabilities.")
         sequences.append(
             Sequence(
-                index=row["row_id"] * row["n"] + j,
+                index=row["row_id"] * MAX_GROUP + j,
                 ids=np.concatenate([prompt, np.asarray(response, dtype=np.int64)]),
                 prompt_length=len(prompt),
                 rollout_logprobs=np.asarray(logprobs, dtype=np.float32),

@@ -113,10 +113,10 @@ def _check_keys(overrides: list[str], known: DictConfig) -> None:
     keys = set(flatten(container)) | set(GROUPS)
     inner = {".".join(key.split(".")[:i]) for key in keys for i in range(1, key.count(".") + 1)}
     for override in overrides:
-        key, equals, _ = override.partition("=")
+        key, equals, _ = override.lstrip("+").partition("=")
         if not equals:
             raise ConfigError(f"{override}: arguments are key=value; `--cfg job` prints all keys.")
-        if key.startswith(("+", "~")) or key in keys | inner or any(key.startswith(f"{open_key}.") for open_key in _open(container)):
+        if key.startswith("~") or key in keys | inner or any(key.startswith(f"{open_key}.") for open_key in _open(container)):
             continue
         near = get_close_matches(key, sorted(keys), n=3, cutoff=0.6)
         near = near or [k for k in sorted(keys) if k.rpartition(".")[2] == key.rpartition(".")[2]][:3]
@@ -203,6 +203,8 @@ def _check_type(where: str, value: Any, declared: str) -> None:
 
 
 def _check(config: RunConfig) -> None:
+    for field in dataclasses.fields(RunConfig):
+        _check_type(field.name, getattr(config, field.name), str(field.type))
     config.sampling.check_for_training()
     model = read_model_config(config.model.path)
     context = model.get("max_position_embeddings")

@@ -5,20 +5,20 @@ An ordinary class; `pipelines.train` runs it as a Ray actor. Calls arrive one at
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from algorithms.flops import DecodingCost
 from algorithms.types import Algorithm, Problem, PromptRow
 from pipelines import schema
 from pipelines.evaluation import EvaluationConfig, evaluation_metrics, mean_score
 from pipelines.metrics import rollout_metrics
+from pipelines.planning import EVAL_ROWS, plan_table
 from pipelines.tracking import Tracker, TrackingConfig
-
-ROWS_PER_STEP = 1_000_000  # row ids of one step
-EVAL_ROWS = ROWS_PER_STEP // 2  # where evaluation rows begin within a step
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class CoordinatorConfig:
     max_missing_reward: float  # fraction of a step's responses without a reward above which the run stops
     evaluation: EvaluationConfig
     eval_max_new_tokens: int
+    output_dir: str
     tracking: TrackingConfig
     params: dict[str, Any]  # the composed configuration
     tags: dict[str, str]
@@ -84,7 +85,7 @@ class Coordinator:
         record = self._training.setdefault(step, StepRecord())
         rows = self._algorithm.plan(self) if round_number < self._algorithm.max_rounds else []
         self._planned = len(rows)
-        self._rows = self._table(rows, len(record.rows), policy_version)
+        self._rows = plan_table(rows, step, len(record.rows), policy_version, self._config.seed)
         return self._planned
 
     def plan_evaluation(self, step: int, policy_version: int) -> int:
@@ -93,7 +94,7 @@ class Coordinator:
         rows = [PromptRow(p, evaluation.n, self._config.eval_max_new_tokens, purpose="eval") for p in self._validation]
         self.step, self._round = step, -1
         self._evaluation[step] = StepRecord()
-        self._rows = self._table(rows, EVAL_ROWS, policy_version)
+        self._rows = plan_table(rows, step, EVAL_ROWS, policy_version, self._config.seed)
         return len(rows)
 
     def rows(self, block: int, blocks: int) -> pa.Table:
@@ -155,6 +156,7 @@ class Coordinator:
             metrics["perf/throughput"] = tokens / metrics["timing_s/step"]
         self._tracker.metrics(metrics, step)
         self._last = metrics
+        self._write_rollouts(step, rows)
         self._check_missing(step, rows, metrics["reward/missing_fraction"])
         return metrics
 
@@ -176,6 +178,13 @@ class Coordinator:
         if kept := samples[: self._config.tracking.sample_rollouts]:
             self._tracker.samples(kept, step)
         return metrics
+
+    def _write_rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """Keep the step's groups as Parquet in the project's schema."""
+        folder = Path(self._config.output_dir) / "rollouts"
+        folder.mkdir(parents=True, exist_ok=True)
+        table = pa.Table.from_pylist(sorted(rows, key=lambda row: row["row_id"]), schema=schema.STAGES["credit"])
+        pq.write_table(table, folder / f"step_{step:06d}.parquet")
 
     def _check_missing(self, step: int, rows: list[dict[str, Any]], fraction: float) -> None:
         if fraction <= self._config.max_missing_reward:
@@ -229,29 +238,3 @@ class Coordinator:
 
     def _permutation(self) -> np.ndarray:
         return np.random.default_rng([self._config.seed, self._epoch]).permutation(len(self._problems))
-
-    def _table(self, rows: list[PromptRow], first: int, policy_version: int) -> pa.Table:
-        ids = [self.step * ROWS_PER_STEP + first + i for i in range(len(rows))]
-        seeds = [int(np.random.SeedSequence([self._config.seed, row_id]).generate_state(1)[0]) for row_id in ids]
-        table = pa.Table.from_pylist(
-            [
-                {
-                    "row_id": row_id,
-                    "step": self.step,
-                    "problem_id": row.problem.problem_id,
-                    "data_source": row.problem.data_source,
-                    "ground_truth": row.problem.ground_truth,
-                    "extra_info": row.problem.extra_info,
-                    "prompt_ids": row.problem.prompt_ids,
-                    "prefix_ids": row.prefix_ids,
-                    "n": row.n,
-                    "max_new_tokens": row.max_new_tokens,
-                    "purpose": row.purpose,
-                    "policy_version": policy_version,
-                    "seed": seed,
-                }
-                for row_id, seed, row in zip(ids, seeds, rows, strict=True)
-            ],
-            schema=schema.STAGES["plan"],
-        )
-        return schema.check(table, "plan")

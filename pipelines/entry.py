@@ -19,6 +19,7 @@ def command(arguments: list[str], usage: str, config_name: str, run: Callable[[d
     if "--help" in arguments or "-h" in arguments:
         print(usage.strip(), "`--cfg job` prints the composed configuration; see README.md.", sep="\n")
         return 0
+    already_connected = ray.is_initialized()
     try:
         if "--cfg" in arguments:
             at = arguments.index("--cfg")
@@ -33,7 +34,8 @@ def command(arguments: list[str], usage: str, config_name: str, run: Callable[[d
         print(f"error: {error}" if mendable else f"error: {root_cause(error)}\n(FULL_TRACEBACK=1 shows where)", file=sys.stderr)
         return 2 if mendable else 1
     finally:
-        ray.shutdown()
+        if not already_connected:
+            ray.shutdown()
 
 
 def resolved(composed: DictConfig) -> dict[str, Any]:
@@ -41,4 +43,5 @@ def resolved(composed: DictConfig) -> dict[str, Any]:
     try:
         return cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{str(error).splitlines()[0]} (give it as key=value)") from error
+        key = getattr(error, "full_key", None) or "configuration"
+        raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give it as {key}=value") from error

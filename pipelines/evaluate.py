@@ -1,0 +1,96 @@
+"""`python -m pipelines.evaluate checkpoint=... [task=...] [evaluation.n=16] [key=value ...]`: mean@n and best@k of a checkpoint."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+
+from algorithms.types import Problem, PromptRow
+from pipelines import checkpoint, cluster, schema
+from pipelines.config import ConfigError, RunConfig, build
+from pipelines.data import load_problems
+from pipelines.engine import Sampling
+from pipelines.engine_pool import EnginePool
+from pipelines.entry import command
+from pipelines.evaluation import evaluation_metrics
+from pipelines.planning import EVAL_ROWS, plan_table
+from pipelines.progress import table
+from pipelines.prompts import load_tokenizer
+from pipelines.rollout import judged_dataset
+from serve import judge
+from serve.verifiers import find
+
+
+def model_folder(path: str) -> str:
+    """The Hugging Face folder of a checkpoint, of a run's newest checkpoint, or of a plain model folder."""
+    found = checkpoint.complete(path)
+    for candidate in (Path(path) / "model", *(p / "model" for p in found[-1:]), Path(path)):
+        if (candidate / "config.json").is_file():
+            return str(candidate.resolve())
+    raise ConfigError(f"checkpoint={path}: neither a run's folder, nor a checkpoint, nor a model folder.")
+
+
+def run(tree: dict[str, Any]) -> dict[str, float]:
+    """Evaluate; prints the metrics, writes one row per problem, returns the metrics."""
+    tree = tree | {"model": tree["model"] | {"path": model_folder(tree.pop("checkpoint"))}}
+    output = Path(tree.pop("output")).resolve()
+    config = build(tree)
+    tokenizer = load_tokenizer(config.model.path)
+    problems = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens)
+    for problem in problems.problems:
+        find(problem.data_source)
+    cluster.connect(config.ray)
+    parts = cluster.demand(config)
+    cluster.check_demand({name: part for name, part in parts.items() if "trainer" not in name})
+    engines = EnginePool.start(config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed)
+    judge.start(config.judge)
+    engines.wait_ready()
+    rows = evaluate(config, problems.problems, engines)
+    metrics = evaluation_metrics(rows, config.evaluation.n, seed=config.seed)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(per_problem(rows), output)
+    print(table([*((name, f"{value:.4f}") for name, value in metrics.items()), ("problems", str(len(rows)))]))
+    print(table([("dropped as overlong", str(problems.dropped_overlong)), ("per-problem table", str(output))]))
+    return metrics
+
+
+def evaluate(config: RunConfig, problems: list[Problem], engines: EnginePool) -> list[dict[str, Any]]:
+    """Judged rows of `evaluation.n` responses to every problem."""
+    evaluation = config.evaluation
+    planned = [PromptRow(p, evaluation.n, config.task.max_new_tokens, purpose="eval") for p in problems]
+    rows = plan_table(planned, 0, EVAL_ROWS, 0, config.seed)
+    blocks = [rows.take(list(range(i, rows.num_rows, config.blocks))) for i in range(min(config.blocks, rows.num_rows))]
+    sampling = {"eval": Sampling(evaluation.temperature, evaluation.top_p, evaluation.top_k)}
+    dataset = judged_dataset(ray.data.from_arrow(blocks), engines, config.judge, sampling)
+    judged = pa.concat_tables(batch for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
+    return schema.check(judged, "judge").sort_by("row_id").to_pylist()
+
+
+def per_problem(rows: list[dict[str, Any]]) -> pa.Table:
+    """One row per problem: its rewards, their mean, and the responses."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "problem_id": row["problem_id"],
+                "data_source": row["data_source"],
+                "mean_reward": sum(valid) / len(valid) if (valid := [r for r in row["reward"] if r is not None]) else None,
+                "rewards": row["reward"],
+                "reward_status": row["reward_status"],
+                "finish_reasons": row["finish_reason"],
+                "response_lengths": [len(ids) for ids in row["response_ids"]],
+                "responses": row["response_text"],
+                "ground_truth": row["ground_truth"],
+            }
+            for row in rows
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.argv[1:], __doc__ or "", "evaluate", run))

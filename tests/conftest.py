@@ -1,0 +1,44 @@
+"""Shared parts: configurations as a user would compose them, a random tiny model, one Ray cluster for the session."""
+
+import os
+
+os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+
+from pipelines.config import RunConfig, build, compose
+from pipelines.entry import resolved
+
+
+def configure(*overrides: str) -> RunConfig:
+    """The run that `python -m pipelines.train *overrides` would start."""
+    return build(resolved(compose(list(overrides))))
+
+
+@pytest.fixture(scope="session")
+def config() -> RunConfig:
+    return configure()
+
+
+@pytest.fixture(scope="session")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with an untrained tiny model and its tokenizer."""
+    from pipelines.tiny_model import build_model, build_tokenizer
+
+    folder = str(tmp_path_factory.mktemp("model"))
+    build_model(seed=3).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(config: RunConfig):
+    """A local Ray cluster, as the CPU configuration starts it."""
+    import ray
+
+    from pipelines import cluster
+
+    cluster.connect(config.ray)
+    yield
+    ray.shutdown()

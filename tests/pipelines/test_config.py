@@ -1,0 +1,72 @@
+import json
+import shutil
+
+import pytest
+from omegaconf import OmegaConf
+
+from pipelines.config import CONF, ConfigError, compose
+from pipelines.entry import command
+from tests.conftest import configure
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.group_sise=4", "algorithm.group_size"),
+        ("steeps=4", "steps"),
+        ("algorithm=grop", "did you mean grpo"),
+        ("task=chain", "chain_arithmetic"),
+        ("steps", "key=value"),
+        ("steps=many", "expected int"),
+        ("steps=0", "at least 1"),
+        ("optimizer.schedule=linear", "constant or cosine"),
+        ("sampling.top_p=0.9", "training samples the whole distribution"),
+        ("task.max_new_tokens=2000", "context of 1024"),
+        ("cluster.learner.max_tokens_per_microbatch=64", "max_tokens_per_microbatch=64 cannot hold"),
+        ("model.path=nowhere", "no config.json"),
+        ("model=folder", "model.path"),
+        ("task.train.world=null", "exactly one"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_sentence(override, message):
+    with pytest.raises(ValueError, match=message) as error:
+        configure(override)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path, random_model):
+    shutil.copy(f"{random_model}/config.json", tmp_path)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        configure(f"model.path={tmp_path}")
+
+
+def test_every_choice_composes():
+    for group in ("algorithm", "task", "cluster", "experiment"):
+        for file in (CONF / group).glob("*.yaml"):
+            assert OmegaConf.to_yaml(compose([f"{group}={file.stem}"]))
+
+
+def test_variants_differ_only_in_their_fields():
+    base, dapo = configure().algorithm, configure("algorithm=dapo").algorithm
+    changed = {name for name in vars(base) if getattr(base, name) != getattr(dapo, name)}
+    assert changed == {"normalize_std", "dynamic_sampling", "max_rounds", "overlong_filter"}
+
+
+def test_commands_print_help_configuration_and_errors(capsys):
+    assert command(["--help"], "usage text", "config", lambda tree: None) == 0
+    assert "usage text" in capsys.readouterr().out
+    assert command(["--cfg", "job", "steps=7"], "", "config", lambda tree: None) == 0
+    assert "steps: 7" in capsys.readouterr().out
+    assert command(["steeps=7"], "", "config", lambda tree: None) == 2
+    assert capsys.readouterr().err == "error: steeps: no such key; did you mean steps, seed?\n"
+    assert command([], "", "config", lambda tree: json.loads("{")) == 2
+
+
+def test_open_mappings_take_keys_of_the_users_own():
+    config = configure("task=reasoning_gym", "+task.train.reasoning_gym_options.min_terms=2")
+    assert config.task.train.reasoning_gym_options == {"min_terms": 2}
+
+
+def test_unknown_key_with_plus_is_still_refused():
+    with pytest.raises(ConfigError, match="no such key"):
+        configure("+algorithm.group_sise=4")

@@ -1,0 +1,172 @@
+"""The coordinator without Ray: what it plans, what it takes in, and that a restored one goes on as if nothing had happened."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from algorithms.flops import DecodingCost
+from algorithms.types import Problem
+from pipelines import schema
+from pipelines.coordinator import Coordinator, CoordinatorConfig
+from pipelines.rollout import credit
+from pipelines.tracking import TrackingConfig
+from tests.conftest import configure
+
+PROBLEMS = [Problem(f"p{i}", "chain_arithmetic", [1, 2, 3], "33") for i in range(10)]
+
+
+def make(tmp_path, state=None, algorithm=None, **fields):
+    run = configure()
+    tracking = TrackingConfig(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path / "artifacts"), "test", None, 2, False)
+    settings = CoordinatorConfig(
+        seed=0,
+        steps=10,
+        max_missing_reward=0.5,
+        evaluation=run.evaluation,
+        eval_max_new_tokens=8,
+        output_dir=str(tmp_path),
+        tracking=tracking,
+        params={"a": {"b": 1}},
+        tags={"algorithm": "grpo"},
+    )
+    algorithm = algorithm or dataclasses.replace(run.algorithm, problems_per_step=4, group_size=2, minibatches=1, **fields)
+    return Coordinator(settings, algorithm, PROBLEMS, PROBLEMS[:2], DecodingCost(10, 1), state)
+
+
+def answer(table, rewards, algorithm=None):
+    """The planned table with responses of two tokens and the given rewards per row, credited."""
+    rows = table.num_rows
+    generated = {
+        "response_ids": [[[5, 6]] * n for n in table["n"].to_pylist()],
+        "response_text": [["x"] * n for n in table["n"].to_pylist()],
+        "rollout_logprobs": [[[-0.1, -0.2]] * n for n in table["n"].to_pylist()],
+        "finish_reason": [["stop"] * n for n in table["n"].to_pylist()],
+    }
+    table = schema.append(table, generated, "generate")
+    status = [["ok" if r is not None else "error: gone" for r in rewards]] * rows
+    table = schema.append(table, {"reward": [rewards] * rows, "reward_status": status}, "judge")
+    return credit(table, algorithm or configure().algorithm)
+
+
+def step(coordinator, k, rewards=(1.0, 0.0)):
+    assert coordinator.plan(k, 0, k - 1) == 4
+    table = coordinator.rows(0, 1)
+    coordinator.ingest(answer(table, list(rewards)))
+    coordinator.record_span("gen", k, False, 1.0, 3.0)
+    return table, coordinator.finish_step(k, {"timing_s/step": 2.0})
+
+
+def test_each_problem_comes_once_per_epoch_in_shuffled_order(tmp_path):
+    coordinator = make(tmp_path)
+    drawn = [p.problem_id for _ in range(5) for p in coordinator.fresh_problems(4)]
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == sorted(p.problem_id for p in PROBLEMS)
+    assert drawn[:10] != drawn[10:]
+
+
+def test_blocks_share_the_planned_rows(tmp_path):
+    coordinator = make(tmp_path)
+    coordinator.plan(1, 0, 0)
+    ids = [i for block in range(3) for i in coordinator.rows(block, 3)["row_id"].to_pylist()]
+    assert sorted(ids) == coordinator.rows(0, 1)["row_id"].to_pylist()
+
+
+def test_planning_a_round_twice_plans_it_once(tmp_path):
+    coordinator = make(tmp_path)
+    coordinator.plan(1, 0, 0)
+    before = coordinator.rows(0, 1)
+    assert coordinator.plan(1, 0, 0) == 4
+    assert coordinator.rows(0, 1).equals(before)
+
+
+def test_step_metrics_by_hand(tmp_path):
+    _, metrics = step(make(tmp_path), 1)
+    assert metrics["critic/score/mean"] == 0.5
+    assert metrics["response_length/mean"] == 2.0
+    assert metrics["decode/flops"] == 8 * (10 * 1 + 1 * (1 * 3 + 1))  # eight responses, p = 3, one decoding forward each
+    assert metrics["decode/tokens_total"] == 16
+    assert metrics["timing_s/gen"] == 2.0
+    assert metrics["perf/throughput"] == (8 * 3 + 16) / 2.0
+    assert metrics["training/epoch"] == 0.4
+
+
+def test_a_row_that_comes_twice_counts_once(tmp_path):
+    coordinator = make(tmp_path)
+    coordinator.plan(1, 0, 0)
+    table = answer(coordinator.rows(0, 1), [1.0, 0.0])
+    coordinator.ingest(table)
+    coordinator.ingest(table)
+    assert coordinator.finish_step(1, {})["training/groups"] == 4
+
+
+def test_another_step_may_be_planned_before_this_one_is_finished(tmp_path):
+    coordinator = make(tmp_path)
+    coordinator.plan(1, 0, 0)
+    coordinator.ingest(answer(coordinator.rows(0, 1), [1.0, 0.0]))
+    coordinator.plan(2, 0, 1)
+    assert coordinator.finish_step(1, {})["training/groups"] == 4
+
+
+def test_dynamic_sampling_asks_again_for_flat_groups_and_is_bounded(tmp_path):
+    algorithm = dataclasses.replace(configure("algorithm=dapo").algorithm, problems_per_step=4, group_size=2, minibatches=1)
+    coordinator = make(tmp_path, algorithm=algorithm)
+    assert coordinator.plan(1, 0, 0) == 4
+    table = coordinator.rows(0, 1)
+    coordinator.ingest(answer(table.slice(0, 1), [1.0, 0.0], algorithm))
+    coordinator.ingest(answer(table.slice(1), [1.0, 1.0], algorithm))
+    assert coordinator.plan(1, 1, 0) == 3
+    again = coordinator.rows(0, 1)
+    assert not set(again["row_id"].to_pylist()) & set(table["row_id"].to_pylist())
+    coordinator.ingest(answer(again, [0.0, 0.0], algorithm))
+    assert coordinator.plan(1, 2, 0) == 3
+    coordinator.ingest(answer(coordinator.rows(0, 1), [0.0, 0.0], algorithm))
+    assert coordinator.plan(1, 3, 0) == 0
+    assert coordinator.finish_step(1, {})["training/filter_groups/dropped"] == 9
+
+
+def test_missing_rewards_are_counted_and_stop_the_run_above_the_limit(tmp_path):
+    coordinator = make(tmp_path)
+    _, metrics = step(coordinator, 1, rewards=(None, 1.0))
+    assert metrics["reward/missing_fraction"] == 0.5
+    assert metrics["critic/score/mean"] == 1.0
+    with pytest.raises(RuntimeError, match=r"step 2: 100% .* error: gone"):
+        step(coordinator, 2, rewards=(None, None))
+
+
+def test_a_restored_coordinator_draws_the_same_next_batches(tmp_path):
+    first = make(tmp_path)
+    step(first, 1)
+    state = json.loads(json.dumps(first.state()))
+    second = make(tmp_path, state)
+    for k in (2, 3, 4):  # across the end of the epoch
+        (mine, a), (other, b) = step(first, k), step(second, k)
+        assert mine.equals(other)
+        assert a["decode/flops_total"] == b["decode/flops_total"]
+    assert second.progress()["mlflow_run_id"] == first.progress()["mlflow_run_id"]
+
+
+def test_evaluation_metrics_and_their_place(tmp_path):
+    coordinator = make(tmp_path)
+    step(coordinator, 1)
+    assert coordinator.plan_evaluation(1, 1) == 2
+    table = coordinator.rows(0, 1)
+    assert set(table["purpose"].to_pylist()) == {"eval"}
+    coordinator.ingest(answer(table, [1.0, 0.0, 0.0, None]))
+    for stage in ("gen", "reward"):
+        coordinator.record_span(stage, 1, True, 0.0, 1.0)
+    metrics = coordinator.finish_evaluation(1)
+    assert metrics["val-core/chain_arithmetic/acc/mean@4"] == pytest.approx(1 / 3)
+    assert metrics["val-core/chain_arithmetic/acc/best@2/mean"] == pytest.approx(1 - (2 / 3) ** 2, abs=0.05)
+    assert metrics["val-aux/chain_arithmetic/missing"] == 2
+    assert coordinator.state()["evaluations"] == {"1": pytest.approx(1 / 3)}
+
+
+def test_steps_are_written_as_parquet(tmp_path):
+    import pyarrow.parquet as pq
+
+    step(make(tmp_path), 1)
+    table = pq.read_table(tmp_path / "rollouts" / "step_000001.parquet")
+    assert table.schema.equals(schema.STAGES["credit"])
+    assert table.num_rows == 4
+    assert np.asarray(table["step"]).tolist() == [1] * 4

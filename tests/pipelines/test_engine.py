@@ -1,0 +1,103 @@
+"""A real vLLM engine in its Ray actor: what it samples, what it says of it, and what a weight sync does to it."""
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from pipelines.checksum import weights_checksum
+from pipelines.engine import Sampling
+from pipelines.engine_pool import EngineError, EnginePool
+from tests.conftest import configure
+from tests.reference.grpo import logprobs_of
+
+pytestmark = pytest.mark.engine
+
+PROMPT = [3, *range(20, 90), 4]  # longer than a cache block, so that prefixes are reused
+SAMPLING = Sampling(temperature=0.7)
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster, random_model):
+    config = dataclasses.replace(configure().engines, max_num_seqs=64)
+    pool = EnginePool.start(random_model, "float32", 256, config, seed=0)
+    pool.wait_ready()
+    yield pool
+    pool.stop()
+
+
+def row(row_id=0, n=4, tokens=24, version=0, seed=7, prefix=()):
+    return {
+        "row_id": row_id,
+        "prompt_ids": PROMPT,
+        "prefix_ids": list(prefix),
+        "n": n,
+        "max_new_tokens": tokens,
+        "policy_version": version,
+        "seed": seed,
+    }
+
+
+def worst_difference(model, completion, prompt):
+    """Between the engine's log-probabilities and a plain forward of the model."""
+    worst = 0.0
+    for ids, logprobs in zip(completion["response_ids"], completion["rollout_logprobs"], strict=True):
+        with torch.no_grad():
+            expected, _ = logprobs_of(model, prompt, ids, SAMPLING.temperature)
+        worst = max(worst, (expected - torch.tensor(logprobs)).abs().max().item())
+    return worst
+
+
+def test_continuations_lengths_seeds_and_text(pool):
+    first, again, other = pool.generate([row(0), row(1), row(2, seed=8)], SAMPLING)
+    assert first["response_ids"] == again["response_ids"]
+    assert first["response_ids"] != other["response_ids"]
+    assert len({tuple(ids) for ids in first["response_ids"]}) == 4  # each continuation has a seed of its own
+    for ids, logprobs, reason in zip(first["response_ids"], first["rollout_logprobs"], first["finish_reason"], strict=True):
+        assert len(ids) == len(logprobs)
+        assert (reason == "stop") == (ids[-1] == 1)
+        assert reason == "stop" or len(ids) == 24
+    assert all("<|end|>" not in text for text in first["response_text"])
+
+
+def test_logprobs_are_the_models_at_the_sampling_temperature(pool, random_model):
+    model = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float32)
+    prefix = [30, 31, 32]
+    (completion,) = pool.generate([row(3, prefix=prefix)], SAMPLING)
+    assert worst_difference(model, completion, PROMPT + prefix) < 1e-4
+
+
+def changed(folder, tmp_path, scale):
+    """A copy of the model with other weights: the folder, its checksum, the model."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+    weights = {name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(weights, str(tmp_path / "model.safetensors"))
+    return str(tmp_path), weights_checksum(weights.values()), model
+
+
+def test_sync_brings_weights_version_and_a_clean_prefix_cache(pool, random_model, tmp_path):
+    """The prompt was cached by the tests above: read from a stale cache, its continuations would have other log-probabilities."""
+    folder, checksum, model = changed(random_model, tmp_path, 0.05)
+    with pytest.raises(EngineError, match="version 0, but the plan asked for 5"):
+        pool.generate([row(4, version=5)], SAMPLING)
+    with pytest.raises(Exception, match="checksum .* is not the trainer's"):
+        pool.load_weights(folder, 1, "0" * 42)
+    pool.load_weights(folder, 5, checksum)
+    (completion,) = pool.generate([row(5, version=5)], SAMPLING)
+    assert completion["policy_version"] == 5
+    assert worst_difference(model, completion, PROMPT) < 1e-4
+    with pytest.raises(EngineError, match="version 5, but the plan asked for 0"):
+        pool.generate([row(6)], SAMPLING)
+
+
+def test_a_request_that_takes_too_long_is_an_error(pool):
+    hurried = EnginePool(pool.actors, dataclasses.replace(pool.config, request_timeout_s=0.001))
+    with pytest.raises(EngineError, match=r"generate did not finish within 0\.001 s"):
+        hurried.generate([row(7, tokens=150, version=5)], SAMPLING)
+    pool.generate([row(8, version=5)], SAMPLING)  # the engine itself goes on

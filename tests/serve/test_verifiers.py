@@ -1,0 +1,79 @@
+import random
+
+import pytest
+
+from pipelines import testbed
+from serve.verifiers import chain_arithmetic, find, number_walk
+from serve.verifiers.math_answer import score as math_score
+from serve.verifiers.reasoning_gym_task import score as gym_score
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [("37+5=42;42-9=33;#33", 1.0), ("37+5=42;42-9=34;#34", 0.0), ("#33", 1.0), ("33", 0.0), ("#33;", 0.0), ("", 0.0)],
+)
+def test_chain_arithmetic_scores_the_final_number(response, reward):
+    assert chain_arithmetic.score(response, "33", {}) == reward
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("37+9=46;46+9=55;55+3=58;#", 1.0),
+        ("37+9=46;46+9=55;55+3=58;", 0.0),  # not ended
+        ("37+9=46;46+9=56;56+2=58;#", 0.0),  # a wrong step
+        ("37+9=46;55+3=58;#", 0.0),  # a jump
+        ("37+9=46;46+9=55;#", 0.0),  # not there
+        ("37+9=46;46+9=55;55+1=56;56+1=57;57+1=58;#", 0.0),  # too many moves
+        ("#", 0.0),
+    ],
+)
+def test_number_walk_wants_the_target_with_every_step_right(response, reward):
+    assert number_walk.score(response, "37>58/04", {}) == reward
+
+
+@pytest.mark.parametrize("world", testbed.WORLDS)
+def test_faultless_demonstrations_score_one_and_noisy_ones_a_third(world):
+    rng, score = random.Random(0), find(world).load()
+    problems = [testbed.WORLDS[world].problem(rng) for _ in range(1000)]
+    demonstrate = testbed.WORLDS[world].demonstration
+    assert all(score(demonstrate(p, rng, False), p.ground_truth, {}) == 1.0 for p in problems)
+    mean = sum(score(demonstrate(p, rng, True), p.ground_truth, {}) for p in problems) / len(problems)
+    assert 0.25 < mean < 0.45
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "reward"),
+    [
+        ("so it is \\boxed{\\frac{1}{2}}.", "0.5", 1.0),
+        ("<think>\\boxed{3}</think> The answer is 72.", "48 + 24 = 72\n#### 72", 1.0),
+        ("The answer is 71.", "#### 72", 0.0),
+        ("no answer", "72", 0.0),
+    ],
+)
+def test_math_compares_expressions(response, truth, reward):
+    assert math_score(response, truth, {}) == reward
+
+
+def test_reasoning_gym_scores_with_the_dataset():
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=1)[0]
+    extra = {"entry": entry, "options": {}}
+    assert gym_score(f"<answer>{entry['answer']}</answer>", "", extra) == 1.0
+    assert gym_score(entry["answer"], "", extra) == 1.0
+    assert gym_score("nonsense", "", extra) < 1.0
+
+
+def test_unknown_source_names_the_near_ones():
+    with pytest.raises(LookupError, match="chain_arithmetic"):
+        find("chain_arithmetics")
+
+
+def test_no_validation_problem_is_trained_on():
+    for world in testbed.WORLDS:
+        prompts = {split: {r["prompt"][0]["content"] for r in testbed.problem_rows(world, split, 256)} for split in ("train", "validation")}
+        assert len(prompts["train"]) == len(prompts["validation"]) == 256
+        assert not prompts["train"] & prompts["validation"]
+    held_out = {r["prompt"][0]["content"] for w in testbed.WORLDS for r in testbed.problem_rows(w, "validation", testbed.VALIDATION)}
+    assert not held_out & {row["prompt"][0]["content"] for row in testbed.demonstration_rows("noise", seed=0)}
