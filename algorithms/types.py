@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -97,8 +97,10 @@ Loss = Callable[[TokenBatch], "tuple[Tensor, dict[str, Tensor]]"]
 class PlanState(Protocol):
     """What the coordinator lets `plan` see and draw from."""
 
-    step: int
-    kept_groups: int  # groups of this step that are already generated and kept (0 in its first round)
+    @property
+    def kept_groups(self) -> int:
+        """Groups of this step that are already generated and kept (0 in its first round)."""
+        ...
 
     def fresh_problems(self, count: int) -> list[Problem]:
         """The next `count` problems of the shuffled dataset, each once per epoch."""
@@ -124,8 +126,22 @@ class Learner(Protocol):
 class Algorithm(Protocol):
     """What to roll out, how to credit it, and how to learn from it."""
 
-    name: str
-    max_rounds: int  # times a step may ask for more groups
+    name: ClassVar[str]
+
+    @property
+    def max_rounds(self) -> int:
+        """Times a step may ask for more groups."""
+        ...
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The response budget."""
+        ...
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `update` reads the log-probabilities of the initial model."""
+        ...
 
     def plan(self, state: PlanState) -> list[PromptRow]:
         """The rows of one round of a step; none when the step needs no more."""
@@ -147,4 +163,3 @@ def mean_metrics(metrics: list[Metrics]) -> Metrics:
         values = [one[name] for one in metrics if name in one]
         merged[name] = max(values) if name.endswith("max") else sum(values) / len(values)
     return merged
-

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from algorithms.types import Sequence
 
+PADDING_LIMIT = 0.7  # a sequence shorter than this part of its batch's longest is mostly padding there
 MAX_GROUP = 1 << 16  # continuations a row may have, for a global order of sequences
 
 
@@ -34,15 +35,22 @@ def sequences_of(row: dict[str, Any]) -> list[Sequence]:
 
 
 def microbatches(sequences: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
-    """Sequences sorted by length and cut so that rows x longest row never exceeds `max_tokens`; ValueError if one alone does."""
+    """Sequences sorted by length and cut so that rows x longest row never exceeds `max_tokens`; ValueError if one alone does.
+
+    A batch that has an eighth of the budget is also closed before much shorter sequences, which would be mostly padding in it.
+    """
     batches: list[list[Sequence]] = []
     for sequence in sorted(sequences, key=lambda s: (-len(s.ids), s.index)):
-        if len(sequence.ids) > max_tokens:
+        length = len(sequence.ids)
+        if length > max_tokens:
             raise ValueError(
-                f"a sequence of {len(sequence.ids)} tokens exceeds cluster.learner.max_tokens_per_microbatch={max_tokens}: "
+                f"a sequence of {length} tokens exceeds cluster.learner.max_tokens_per_microbatch={max_tokens}: "
                 "raise it, or lower the prompt and response budgets."
             )
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= max_tokens:
+        rows, longest = (len(batches[-1]), len(batches[-1][0].ids)) if batches else (0, 0)
+        fits = (rows + 1) * longest <= max_tokens
+        wasteful = length < PADDING_LIMIT * longest and rows * longest >= max_tokens // 8
+        if batches and fits and not wasteful:
             batches[-1].append(sequence)
         else:
             batches.append([sequence])

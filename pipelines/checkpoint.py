@@ -41,8 +41,9 @@ def read_coordinator(path: str | Path) -> dict[str, Any]:
 def prune(output_dir: str, config: CheckpointConfig) -> list[Path]:
     """Delete all but the newest and the best checkpoints of a run; returns what was deleted."""
     paths = complete(output_dir)
-    scores = {path: read_manifest(path).get("score") for path in paths}
-    ranked = sorted((p for p in paths if scores[p] is not None), key=lambda p: scores[p], reverse=True)
+    scores: dict[Path, Any] = {path: read_manifest(path).get("score") for path in paths}
+    scored = [path for path in paths if scores[path] is not None]
+    ranked = sorted(scored, key=lambda path: float(scores[path]), reverse=True)
     kept = set(paths[-config.keep_last :]) | set(ranked[: config.keep_best])
     dropped = [path for path in paths if path not in kept]
     for path in dropped:

@@ -3,6 +3,7 @@
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -17,10 +18,10 @@ class ClusterError(RuntimeError):
 
 def connect(config: RayConfig) -> None:
     """Join the cluster named by the configuration or RAY_ADDRESS, or start one here."""
-    options: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if config.address is None and "RAY_ADDRESS" not in os.environ:
-        # The workers of a cluster started here inherit this environment. Ray would start a worker per CPU at once; on a machine with
-        # fewer cores than logical CPUs their imports delay the ones that are needed.
+        # The workers of a cluster started here inherit this environment. Ray would start a worker per CPU at once; on a machine
+        # with fewer cores than logical CPUs their imports delay the ones that are needed.
         root = str(Path(__file__).parent.parent)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         os.environ |= {"RAY_prestart_worker_first_driver": "0", "TOKENIZERS_PARALLELISM": "false"}
@@ -41,7 +42,10 @@ def demand(config: RunConfig) -> dict[str, tuple[float, float]]:
 
     engines, learner, judge = config.engines, config.learner, config.judge
     return {
-        f"{engines.count} engines": (engines.count * engines.num_cpus, engines.count * engines.num_gpus * engines.tensor_parallel_size),
+        f"{engines.count} engines": (
+            engines.count * engines.num_cpus,
+            engines.count * engines.num_gpus * engines.tensor_parallel_size,
+        ),
         f"{learner.ranks} trainer ranks": (learner.ranks * learner.num_cpus, learner.ranks * learner.num_gpus),
         f"{judge.min_replicas} judge replicas": (judge.min_replicas * judge.num_cpus, 0.0),
         f"{config.blocks} rollout blocks": (config.blocks * STAGE_CPUS, 0.0),
@@ -56,6 +60,9 @@ def check_demand(parts: dict[str, tuple[float, float]]) -> None:
     if cpus <= have.get("CPU", 0) and gpus <= have.get("GPU", 0):
         return
     lines = [("", "CPUs", "GPUs"), *((name, f"{c:.2f}", f"{g:.2f}") for name, (c, g) in parts.items())]
-    lines += [("asked for", f"{cpus:.2f}", f"{gpus:.2f}"), ("in the cluster", f"{have.get('CPU', 0):.2f}", f"{have.get('GPU', 0):.2f}")]
+    lines += [
+        ("asked for", f"{cpus:.2f}", f"{gpus:.2f}"),
+        ("in the cluster", f"{have.get('CPU', 0):.2f}", f"{have.get('GPU', 0):.2f}"),
+    ]
     table = "\n".join(f"  {name:<22}{c:>8}{g:>8}" for name, c, g in lines)
     raise ClusterError(f"the cluster is too small for this run; lower the demand under `cluster` or add nodes:\n{table}")

@@ -120,7 +120,9 @@ def _check_keys(overrides: list[str], known: DictConfig) -> None:
             continue
         near = get_close_matches(key, sorted(keys), n=3, cutoff=0.6)
         near = near or [k for k in sorted(keys) if k.rpartition(".")[2] == key.rpartition(".")[2]][:3]
-        raise ConfigError(f"{key}: no such key; " + (f"did you mean {', '.join(near)}?" if near else "`--cfg job` prints all keys."))
+        raise ConfigError(
+            f"{key}: no such key; " + (f"did you mean {', '.join(near)}?" if near else "`--cfg job` prints all keys.")
+        )
 
 
 def _open(container: dict[str, Any], prefix: str = "") -> list[str]:

@@ -47,7 +47,7 @@ class ProblemSet:
 
 def load_problems(config: DataConfig, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> ProblemSet:
     """Read, check and render a dataset; overlong prompts are dropped, by the renderer that the rollout uses, and counted."""
-    problems, dropped, seen = [], 0, {}
+    problems, dropped, seen = list[Problem](), 0, dict[str, str]()
     for where, row in _rows(config):
         problem = _problem(where, row, tokenizer)
         if problem.problem_id in seen:

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-
 
 SEED_RANGE = 2**31
 
@@ -88,7 +87,7 @@ class Engine:
         self._stop_ids = stop_ids(model_path, self._tokenizer)
         self._version = 0
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue()
-        self._waiting: dict[str, Future] = {}
+        self._waiting: dict[str, Future[Any]] = {}
         self._ids = itertools.count()
         self._failure: BaseException | None = None
         threading.Thread(target=self._run, daemon=True, name="engine").start()
@@ -100,7 +99,7 @@ class Engine:
 
         Returns per request `response_ids`, `response_text`, `rollout_logprobs`, `finish_reason` (lists of n) and `policy_version`.
         """
-        futures = [self._call(lambda request=request: self._submit(request, sampling)) for request in requests]
+        futures = [self._call(partial(self._submit, request, sampling)) for request in requests]
         outputs = [future.result().result() for future in futures]
         return [self._completion(output) for output in outputs]
 
@@ -127,9 +126,9 @@ class Engine:
 
     # -- the engine's thread -----------------------------------------------------------------------------------------
 
-    def _call(self, action: Callable[[], Any]) -> Future:
+    def _call(self, action: Callable[[], Any]) -> Future[Any]:
         """Run `action` in the engine's thread, the only one that may touch the engine."""
-        future: Future = Future()
+        future: Future[Any] = Future()
 
         def run() -> None:
             try:
@@ -142,7 +141,7 @@ class Engine:
         self._inbox.put(run)
         return future
 
-    def _submit(self, request: dict[str, Any], sampling: Sampling) -> Future:
+    def _submit(self, request: dict[str, Any], sampling: Sampling) -> Future[Any]:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -160,7 +159,7 @@ class Engine:
             stop_token_ids=self._stop_ids,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        name, future = str(next(self._ids)), Future()
+        name, future = str(next(self._ids)), Future[Any]()
         prompt = TokensPrompt(prompt_token_ids=[*request["prompt_ids"], *request["prefix_ids"]])
         self._llm.add_request(name, prompt, params)
         self._waiting[name] = future

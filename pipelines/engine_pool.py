@@ -26,7 +26,8 @@ class EnginePool:
     @classmethod
     def start(cls, model_path: str, dtype: str, max_model_len: int, config: EngineConfig, seed: int) -> "EnginePool":
         """Create the actors; `wait_ready` tells when they can be used."""
-        remote = ray.remote(concurrency_groups={"control": 2})(Engine).options(
+        remote: Any = ray.remote(concurrency_groups={"control": 2})(Engine)  # type: ignore[call-overload]
+        remote = remote.options(
             num_cpus=config.num_cpus,
             num_gpus=config.num_gpus * config.tensor_parallel_size,
             max_concurrency=CONCURRENT_BLOCKS,
@@ -58,9 +59,7 @@ class EnginePool:
 
     def load_weights(self, path: str, version: int, checksum: str) -> None:
         """Give all engines the weights of a folder: weights, version and prefix-cache reset in one call, confirmed by each."""
-        calls = [
-            actor.load_weights.options(concurrency_group="control").remote(path, version, checksum) for actor in self.actors
-        ]
+        calls = [actor.load_weights.options(concurrency_group="control").remote(path, version, checksum) for actor in self.actors]
         for confirmed in self._all("weight sync", calls, self.config.sync_timeout_s):
             if confirmed != {"version": version, "checksum": checksum}:
                 raise EngineError(f"weights version {version} ({checksum}) were confirmed as {confirmed}.")
@@ -70,9 +69,8 @@ class EnginePool:
         for actor in self.actors:
             ray.kill(actor)
 
-    def _all(self, what: str, calls: list[ray.ObjectRef], timeout_s: float) -> list[Any]:
+    def _all(self, what: str, calls: list[Any], timeout_s: float) -> list[Any]:
         try:
             return ray.get(calls, timeout=timeout_s)
         except GetTimeoutError:
             raise EngineError(f"engine {what} did not finish within {timeout_s:g} s (cluster.engines sets the limit).") from None
-

@@ -36,8 +36,10 @@ class Learner:
         horizon: int,
         max_tokens: int,
         device: torch.device,
+        stream_timeout_s: float = 3600.0,
         reference_path: str | None = None,
     ) -> None:
+        self.stream_timeout_s = stream_timeout_s
         self.config, self.device = optimizer, device
         self.mesh: DeviceMesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self.policy = load_policy(model, self.mesh, device, temperature)
@@ -48,7 +50,7 @@ class Learner:
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(),
             lr=optimizer.lr,
-            betas=tuple(optimizer.betas),
+            betas=(optimizer.betas[0], optimizer.betas[1]),
             eps=optimizer.eps,
             weight_decay=optimizer.weight_decay,
         )
@@ -66,7 +68,7 @@ class Learner:
         stream's end, or nothing. Sequences without a part in the actor's loss are kept out of the forwards.
         """
         sequences: list[Sequence] = []
-        stream = _in_background(groups)
+        stream = _in_background(groups, self.stream_timeout_s)
         waiting: list[Sequence] = []
         exhausted = False
         while True:
@@ -239,8 +241,8 @@ def _padded_tokens(sequences: list[Sequence]) -> int:
     return len(sequences) * max((len(s.ids) for s in sequences), default=0)
 
 
-def _in_background(items: Iterable[Any]) -> Iterator[Any]:
-    """Read an iterable in a thread of its own.
+def _in_background(items: Iterable[Any], timeout_s: float) -> Iterator[Any]:
+    """Read an iterable in a thread of its own; TimeoutError if nothing comes for `timeout_s`.
 
     Its reads wait for other ranks (a dataset pass begins when all have asked for it), and so do forwards: in one thread the two
     waits could each hold the other up.
@@ -257,7 +259,10 @@ def _in_background(items: Iterable[Any]) -> Iterator[Any]:
 
     threading.Thread(target=read, daemon=True, name="rollout-stream").start()
     while True:
-        kind, value = buffer.get()
+        try:
+            kind, value = buffer.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"no rollout group arrived within cluster.learner.stream_timeout_s={timeout_s:g} s.") from None
         if kind == "item":
             yield value
         elif kind == "error":

@@ -1,6 +1,6 @@
 """The policy as the trainer runs it: a Hugging Face causal LM, sharded by FSDP2, that returns log-probabilities and no logits."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,8 +25,12 @@ class Policy(nn.Module):
 
     def __init__(self, lm: PreTrainedModel, temperature: float) -> None:
         super().__init__()
+        for name in ("logit_scale", "logits_scaling", "lm_head_multiplier"):
+            if getattr(lm.config, name, None) not in (None, 1, 1.0):
+                raise ValueError(f"{type(lm).__name__}: models that scale their logits ({name}) are not supported yet.")
         self.lm = lm
         self.temperature = temperature
+        self.softcap: float | None = getattr(lm.config, "final_logit_softcapping", None)
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, select: Tensor, targets: Tensor, entropy_grad: bool
@@ -36,7 +40,7 @@ class Policy(nn.Module):
         Returns log-probabilities and entropies (nats) at the sampling temperature, float32 [tokens]. Right padding needs no
         attention mask: no real token can see what follows it.
         """
-        hidden = self.lm.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+        hidden = self.lm.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         hidden = hidden.flatten(0, 1)[select]
         head = self.lm.get_output_embeddings()
         size = max(1, LOGIT_ELEMENTS // head.weight.shape[0])
@@ -51,8 +55,10 @@ class Policy(nn.Module):
     def _head(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, entropy_grad: bool
     ) -> tuple[Tensor, Tensor]:
-        logits = nn.functional.linear(hidden, weight, bias).float() / self.temperature
-        log_softmax = logits.log_softmax(-1)
+        logits = nn.functional.linear(hidden, weight, bias).float()
+        if self.softcap:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        log_softmax = (logits / self.temperature).log_softmax(-1)
         chosen = log_softmax.gather(-1, targets[:, None])[:, 0].clone()  # FSDP wants outputs that are no views
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             # x log x at x = 0 would be NaN through -inf; a clamp of the log keeps it 0.
@@ -91,8 +97,9 @@ def shard(policy: Policy, mesh: DeviceMesh, dtype: str) -> None:
     precision = MixedPrecisionPolicy()
     if dtype == "bfloat16":
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for layer in policy.lm.model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    blocks = set(policy.lm._no_split_modules or [])
+    for module in [module for module in policy.lm.modules() if type(module).__name__ in blocks]:
+        fully_shard(module, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh, mp_policy=precision)
 
 
@@ -107,11 +114,10 @@ def _tied(lm: PreTrainedModel) -> bool:
 
 def full_state_dict(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
     """All weights on the CPU of rank 0 under their Hugging Face names, tied ones once (empty on other ranks); collective."""
-    state = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    state: dict[str, Any] = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     tied = _tied(policy.lm)
     return {
         name.removeprefix("lm."): value.to(dtype).contiguous()
         for name, value in state.items()
         if not (tied and name == "lm.lm_head.weight")
     }
-

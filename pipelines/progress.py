@@ -99,5 +99,3 @@ def root_cause(error: BaseException) -> str:
         current = inner
     text = str(current).strip() or type(current).__name__
     return text if len(text) < 4000 else text[:2000] + " ... " + text[-2000:]
-
-

@@ -4,7 +4,6 @@ Engines and judge outlive the passes; the stages are light tasks that call them.
 groups are judged and handed over while other blocks still generate.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,7 +130,7 @@ def _ask_judge(items: list[dict[str, Any]], config: JudgeConfig) -> list[dict[st
             if len(verdicts) == len(items):
                 return verdicts
             reason = f"{len(verdicts)} verdicts for {len(items)} responses"
-        except (TimeoutError, asyncio.TimeoutError):
+        except TimeoutError:
             reason = f"no answer within {config.request_timeout_s:g} s"
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -85,6 +85,7 @@ class LearnerConfig:
     num_gpus: float
     threads: int  # of one rank on CPUs
     max_tokens_per_microbatch: int
+    stream_timeout_s: float  # the longest wait for a next rollout group
 
 
 @dataclass(frozen=True)

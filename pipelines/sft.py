@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 
@@ -51,7 +51,9 @@ def load_examples(files: list[str], model_path: str, max_tokens: int) -> tuple[l
         for i, row in enumerate(read_rows(file)):
             for column, kinds in (("prompt", (str, list)), ("response", (str,))):
                 if not isinstance(row.get(column), kinds):
-                    raise DataError(f"{file}, row {i}: column {column!r} is missing or not {' or '.join(k.__name__ for k in kinds)}.")
+                    raise DataError(
+                        f"{file}, row {i}: column {column!r} is missing or not {' or '.join(k.__name__ for k in kinds)}."
+                    )
             prompt = render_prompt(tokenizer, row["prompt"])
             response = tokenizer(row["response"], add_special_tokens=False)["input_ids"]
             ids = np.array([*prompt, *response, end], dtype=np.int32)
@@ -83,7 +85,7 @@ def run_rank(config: SFTConfig) -> None:
         max_tokens=config.learner.max_tokens_per_microbatch,
         device=get_device(),
     )
-    log = open(Path(config.output_dir) / "progress.jsonl", "w") if rank == 0 else None
+    log = Path(config.output_dir) / "progress.jsonl"
     for epoch in range(config.epochs):
         order = np.arange(len(examples))
         if config.shuffle:
@@ -91,8 +93,10 @@ def run_rank(config: SFTConfig) -> None:
         for start in range(0, len(order), config.batch_size):
             batch = [_sequence(int(i), *examples[i]) for i in order[start : start + config.batch_size][rank::ranks]]
             metrics = learner.step(batch, nll_loss, config.loss_aggregation, with_entropy_grad=False)
-            if log is not None and (learner.updates % LOG_EVERY == 0 or start + config.batch_size >= len(order)):
-                print(json.dumps({"step": learner.updates, **metrics}), file=log, flush=True)
+            last = start + config.batch_size >= len(order)
+            if rank == 0 and (learner.updates % LOG_EVERY == 0 or last):
+                with open(log, "a") as stream:
+                    print(json.dumps({"step": learner.updates, **metrics}), file=stream)
     save_model_folder(learner, Path(config.output_dir), config.model.path)
 
 
@@ -127,8 +131,8 @@ def run(tree: dict[str, Any]) -> None:
         **{name: tree[name] for name in ("seed", "epochs", "batch_size", "shuffle", "loss_aggregation")},
     )
     trainer = TorchTrainer(
-        run_rank,
-        train_loop_config=config,
+        cast(Any, run_rank),
+        train_loop_config=cast(Any, config),
         torch_config=TorchConfig(backend="nccl" if learner.num_gpus else "gloo", timeout_s=1800),
         scaling_config=ScalingConfig(
             num_workers=learner.ranks,

@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,7 +43,7 @@ def chain_problem(rng: random.Random) -> Problem:
 
 def chain_demonstration(problem: Problem, rng: random.Random, noisy: bool) -> str:
     """All steps of a chain; noisy ones forget a carry or slip by one, and go on from the wrong number."""
-    value, steps = int(problem.prompt[:2]), []
+    value, steps = int(problem.prompt[:2]), list[str]()
     for i in range(2, len(problem.prompt), 2):
         sign, digit = problem.prompt[i], int(problem.prompt[i + 1])
         step = digit if sign == "+" else -digit
@@ -68,7 +69,7 @@ def walk_problem(rng: random.Random, distances: tuple[int, int] = WALK_DISTANCES
 def walk_demonstration(problem: Problem, rng: random.Random, noisy: bool) -> str:
     """Largest moves toward the target until it is met; noisy ones stray, and give up when the moves are spent."""
     here, target, limit = int(problem.prompt[:2]), int(problem.prompt[3:5]), int(problem.prompt[6:8])
-    moves = []
+    moves: list[str] = []
     while here != target and len(moves) < limit:
         step = max(-9, min(9, target - here))
         if noisy and rng.random() < WALK_RANDOM_MOVES:
@@ -92,10 +93,11 @@ WORLDS = {
 }
 
 
-def problem_rows(world: str, split: str, count: int) -> list[dict]:
+def problem_rows(world: str, split: str, count: int) -> list[dict[str, Any]]:
     """`count` distinct problems as dataset rows; train and validation never share one."""
     taken = {row["prompt"][0]["content"] for row in problem_rows(world, "validation", VALIDATION)} if split == "train" else set()
-    rng, rows = random.Random(f"{world}/{split}"), []
+    rng = random.Random(f"{world}/{split}")
+    rows: list[dict[str, Any]] = []
     while len(rows) < count:
         problem = WORLDS[world].problem(rng)
         if problem.prompt in taken:
@@ -117,19 +119,19 @@ def problem_rows(world: str, split: str, count: int) -> list[dict]:
 # begin near theirs dominate once the chains are learned. The skill comes first and the noise last: noise alone is not learned from.
 STAGES = {
     "skill": [
-        (40_000, {"chain_arithmetic": 0.5, "number_walk": 0.25, "near_walk": 0.25}, False),
-        (200_000, {"chain_arithmetic": 0.1, "number_walk": 0.3, "near_walk": 0.6}, False),
+        (30_000, {"chain_arithmetic": 0.6, "number_walk": 0.2, "near_walk": 0.2}, False),
+        (150_000, {"chain_arithmetic": 0.1, "number_walk": 0.3, "near_walk": 0.6}, False),
     ],
-    "noise": [(24_000, {"chain_arithmetic": 0.6, "number_walk": 0.4}, True)],
+    "noise": [(20_000, {"chain_arithmetic": 0.6, "number_walk": 0.4}, True)],
 }
 NEAR = (1, 12)
 
 
-def demonstration_rows(stage: str, seed: int) -> list[dict]:
+def demonstration_rows(stage: str, seed: int) -> list[dict[str, Any]]:
     """The prompt/response pairs of a fine-tuning stage, in their order; validation problems are left out."""
     held_out = {row["prompt"][0]["content"] for world in WORLDS for row in problem_rows(world, "validation", VALIDATION)}
     worlds = WORLDS | {"near_walk": World(lambda rng: walk_problem(rng, NEAR), walk_demonstration)}
-    rng, rows = random.Random(f"{stage}/{seed}"), []
+    rng, rows = random.Random(f"{stage}/{seed}"), list[dict[str, Any]]()
     for count, shares, noisy in STAGES[stage]:
         for name in rng.choices(list(shares), list(shares.values()), k=count):
             problem = worlds[name].problem(rng)

@@ -5,7 +5,7 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 
@@ -26,15 +26,18 @@ from pipelines.engine_pool import EnginePool
 from pipelines.entry import command
 from pipelines.prompts import load_tokenizer, stop_ids
 from pipelines.rollout import rollout_dataset
-from pipelines.tracking import git_sha
 from pipelines.settings import LoopConfig, read_model_config, run_rank
+from pipelines.tracking import git_sha
 from serve import judge
 from serve.verifiers import find
+
 
 class UnequalSplit(TrainDataConfig):
     """Gives ranks whole blocks as they come: an equal split would drop the rows that do not divide."""
 
-    def configure(self, datasets: Any, world_size: int, worker_handles: Any, worker_node_ids: Any, **_: Any) -> list[dict[str, Any]]:
+    def configure(
+        self, datasets: Any, world_size: int, worker_handles: Any, worker_node_ids: Any, **_: Any
+    ) -> list[dict[str, Any]]:
         output: list[dict[str, Any]] = [{} for _ in range(world_size)]
         for name, dataset in datasets.items():
             copy = dataset.copy(dataset)
@@ -67,10 +70,10 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     engines.wait_ready()
     status = "FAILED"
     try:
-        with progress.ProgressLine(lambda: ray.get(coordinator.progress.remote(), timeout=5)):
+        with progress.ProgressLine(lambda: cast(Any, ray.get(coordinator.progress.remote(), timeout=5))):
             _trainer(config, coordinator, engines, output_dir, manifest, resume_from).fit()
         status = "FINISHED"
-        final = ray.get(coordinator.progress.remote(), timeout=60)
+        final: dict[str, Any] = cast(Any, ray.get(coordinator.progress.remote(), timeout=60))
     finally:
         ray.get(coordinator.close.remote(status), timeout=60)
     print(_summary(config, final, output_dir, time.perf_counter() - began))
@@ -83,7 +86,9 @@ def _places(config: RunConfig) -> tuple[str | None, str]:
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.algorithm.name}-{config.task.name}"
         output_dir = str(Path(config.output_dir or Path("outputs") / name.replace("/", "_")).resolve())
         if checkpoint.complete(output_dir):
-            raise ConfigError(f"output_dir={output_dir} already holds checkpoints: give resume={output_dir} to go on, or another folder.")
+            raise ConfigError(
+                f"output_dir={output_dir} already holds checkpoints: give resume={output_dir} to go on, or another folder."
+            )
         return None, output_dir
     found = checkpoint.complete(config.resume)
     if not found:
@@ -93,7 +98,9 @@ def _places(config: RunConfig) -> tuple[str | None, str]:
 
 def _manifest(config: RunConfig, train: ProblemSet) -> dict[str, Any]:
     """What a checkpoint must share with the run that loads it."""
-    shape = {k: v for k, v in read_model_config(config.model.path).items() if k not in ("transformers_version", "dtype", "torch_dtype")}
+    shape = {
+        k: v for k, v in read_model_config(config.model.path).items() if k not in ("transformers_version", "dtype", "torch_dtype")
+    }
     return {"algorithm": config.algorithm.name, "model": digest(shape), "dataset": train.fingerprint, "seed": config.seed}
 
 
@@ -104,7 +111,10 @@ def _announce(config: RunConfig, tokenizer: Any, train: ProblemSet, validation: 
             [
                 ("algorithm", config.algorithm.name),
                 ("task", f"{config.task.name}: {len(train.problems)} train, {len(validation.problems)} validation problems"),
-                ("dropped", f"{train.dropped_overlong} + {validation.dropped_overlong} longer than {config.task.max_prompt_tokens} tokens"),
+                (
+                    "dropped",
+                    f"{train.dropped_overlong} + {validation.dropped_overlong} longer than {config.task.max_prompt_tokens} tokens",
+                ),
                 ("model", config.model.path),
                 ("first prompt", repr(tokenizer.decode(first.prompt_ids))[:100]),
                 ("stop ids", ", ".join(f"{i} {tokenizer.decode([i])!r}" for i in stop_ids(config.model.path, tokenizer))),
@@ -138,15 +148,19 @@ def _start_coordinator(
     )
     cost = DecodingCost.of_config(read_model_config(config.model.path))
     state = checkpoint.read_coordinator(resume_from) if resume_from is not None else None
-    return (
-        ray.remote(Coordinator)
-        .options(num_cpus=cluster.COORDINATOR_CPUS)
-        .remote(settings, config.algorithm, train.problems, validation.problems, cost, state)
+    remote: Any = ray.remote(Coordinator)
+    return remote.options(num_cpus=cluster.COORDINATOR_CPUS).remote(
+        settings, config.algorithm, train.problems, validation.problems, cost, state
     )
 
 
 def _trainer(
-    config: RunConfig, coordinator: ActorHandle, engines: EnginePool, output_dir: str, manifest: dict[str, Any], resume_from: str | None
+    config: RunConfig,
+    coordinator: ActorHandle,
+    engines: EnginePool,
+    output_dir: str,
+    manifest: dict[str, Any],
+    resume_from: str | None,
 ) -> TorchTrainer:
     evaluation = Sampling(config.evaluation.temperature, config.evaluation.top_p, config.evaluation.top_k)
     sampling = {"train": config.sampling, "eval": evaluation}
@@ -164,12 +178,12 @@ def _trainer(
         output_dir=output_dir,
         manifest=manifest,
         resume_from=resume_from,
-        reference_path=config.model.path if getattr(config.algorithm, "needs_reference", False) else None,
+        reference_path=config.model.path if config.algorithm.needs_reference else None,
     )
     learner = config.learner
     return TorchTrainer(
-        run_rank,
-        train_loop_config=loop,
+        cast(Any, run_rank),
+        train_loop_config=cast(Any, loop),
         torch_config=TorchConfig(backend="nccl" if learner.num_gpus else "gloo", timeout_s=1800),
         scaling_config=ScalingConfig(
             num_workers=learner.ranks,

@@ -35,6 +35,7 @@ class Loop:
             horizon=config.algorithm.max_new_tokens,
             max_tokens=config.learner.max_tokens_per_microbatch,
             device=get_device(),
+            stream_timeout_s=config.learner.stream_timeout_s,
             reference_path=config.reference_path,
         )
         self.shard = ray.train.get_dataset_shard("rollouts")

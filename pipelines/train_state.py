@@ -44,7 +44,7 @@ def save_model_folder(learner: Learner, path: Path, model_path: str) -> None:
 def load(learner: Learner, path: str | Path) -> None:
     """Restore weights, optimizer and update count, on any number of ranks; collective."""
     model, optimizer = get_state_dict(learner.policy, learner.optimizer)
-    state = {"model": model, "optimizer": optimizer}
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
     dcp.load(state, checkpoint_id=str(Path(path) / STATE))
     set_state_dict(learner.policy, learner.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     learner.updates = read_manifest(path)["updates"]

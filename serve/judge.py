@@ -53,9 +53,8 @@ class Verdict(BaseModel):
     status: str
 
 
-@serve.deployment(name=DEPLOYMENT)
 @serve.ingress(api)
-class Judge:
+class JudgeReplica:
     """Scores batches; no failure of a verifier ever becomes a reward of 0."""
 
     def __init__(self, sandboxes: int = 1, verifier_timeout_s: float = 10.0) -> None:
@@ -100,6 +99,9 @@ class Judge:
             sandbox.close()
 
 
+Judge: serve.Deployment = serve.deployment(name=DEPLOYMENT)(JudgeReplica)
+
+
 def application(config: JudgeConfig) -> serve.Application:
     """The judge sized by a configuration."""
     return Judge.options(
@@ -121,4 +123,3 @@ def handle() -> serve.handle.DeploymentHandle:
 
 
 app = Judge.bind()
-

@@ -69,7 +69,9 @@ class Sandbox:
             self._loaded.add(data_source)
 
     def _ask(self, message: list[Any], timeout_s: float) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
@@ -100,7 +102,7 @@ def _serve_forever() -> None:
         data_source, *item = json.loads(line)
         try:
             score = find(data_source).load()
-            reply = {"score": float(score(*item))} if item else {}
+            reply: dict[str, Any] = {"score": float(score(*item))} if item else {}
         except Exception as error:
             reply = {"error": f"{type(error).__name__}: {error}"[:500]}
         replies.write(json.dumps(reply).encode() + b"\n")

@@ -55,11 +55,12 @@ def settings(workspace) -> list[str]:
 def killed(workspace, settings) -> dict:
     """A run whose driver is killed after its third step; what its third batch was."""
     output, third = workspace / "out", workspace / "out" / "rollouts" / "step_000003.parquet"
-    log = open(workspace / "log", "w")
-    process = subprocess.Popen(command("pipelines.train", *settings, f"output_dir={output}"), stdout=log, stderr=log)
+    with open(workspace / "log", "w") as log:
+        process = subprocess.Popen(command("pipelines.train", *settings, f"output_dir={output}"), stdout=log, stderr=log)
     deadline = time.monotonic() + DEADLINE_S
     while not third.exists():
-        assert process.poll() is None and time.monotonic() < deadline, (workspace / "log").read_text()
+        assert process.poll() is None, (workspace / "log").read_text()
+        assert time.monotonic() < deadline, (workspace / "log").read_text()
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -121,7 +122,9 @@ def test_the_end_says_where_everything_is(resumed):
 
 def test_evaluate_writes_a_row_per_problem(resumed, workspace):
     table = workspace / "evaluation.parquet"
-    stdout = run("pipelines.evaluate", f"checkpoint={resumed['output']}", f"output={table}", "task.validation.count=8", "evaluation.n=4")
+    stdout = run(
+        "pipelines.evaluate", f"checkpoint={resumed['output']}", f"output={table}", "task.validation.count=8", "evaluation.n=4"
+    )
     assert "val-core/chain_arithmetic/acc/mean@4" in stdout
     assert "val-core/chain_arithmetic/acc/best@4/mean" in stdout
     rows = pq.read_table(table).to_pylist()
@@ -130,7 +133,12 @@ def test_evaluate_writes_a_row_per_problem(resumed, workspace):
 
 
 def test_a_cluster_too_small_fails_with_a_table(workspace):
-    arguments = [*SMALL, "cluster.engines.count=20", f"output_dir={workspace}/none", f"tracking.uri=sqlite:///{workspace}/mlflow.db"]
+    arguments = [
+        *SMALL,
+        "cluster.engines.count=20",
+        f"output_dir={workspace}/none",
+        f"tracking.uri=sqlite:///{workspace}/mlflow.db",
+    ]
     done = subprocess.run(command("pipelines.train", *arguments), capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 2
     assert "too small" in done.stderr

@@ -59,7 +59,7 @@ def test_dynamic_sampling_drops_groups_of_one_reward_value():
 
 
 class State:
-    step, kept_groups = 1, 5
+    kept_groups = 5
 
     def fresh_problems(self, count):
         return [Problem(str(i), "s", [1], "") for i in range(count)]

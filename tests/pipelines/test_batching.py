@@ -26,7 +26,7 @@ def test_the_cap_is_hard_and_nothing_is_lost(pairs, cap):
 
 
 def test_a_sequence_beyond_the_cap_is_an_error():
-    with pytest.raises(ValueError, match="31 tokens exceeds .*=30"):
+    with pytest.raises(ValueError, match=r"31 tokens exceeds .*=30"):
         microbatches(sequences([(1, 30)]), 30)
 
 

@@ -86,7 +86,7 @@ def test_sync_brings_weights_version_and_a_clean_prefix_cache(pool, random_model
     folder, checksum, model = changed(random_model, tmp_path, 0.05)
     with pytest.raises(EngineError, match="version 0, but the plan asked for 5"):
         pool.generate([row(4, version=5)], SAMPLING)
-    with pytest.raises(Exception, match="checksum .* is not the trainer's"):
+    with pytest.raises(Exception, match=r"checksum .* is not the trainer's"):
         pool.load_weights(folder, 1, "0" * 42)
     pool.load_weights(folder, 5, checksum)
     (completion,) = pool.generate([row(5, version=5)], SAMPLING)

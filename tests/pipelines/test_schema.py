@@ -1,3 +1,5 @@
+import itertools
+
 import pyarrow as pa
 import pytest
 
@@ -22,8 +24,8 @@ def generated(**changes):
 
 
 def test_stages_only_add_columns():
-    names = [table.names for table in schema.STAGES.values()]
-    for earlier, later in zip(names, names[1:], strict=False):
+    names = [stage.names for stage in schema.STAGES.values()]
+    for earlier, later in itertools.pairwise(names):
         assert later[: len(earlier)] == earlier
 
 

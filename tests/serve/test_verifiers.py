@@ -72,8 +72,12 @@ def test_unknown_source_names_the_near_ones():
 
 def test_no_validation_problem_is_trained_on():
     for world in testbed.WORLDS:
-        prompts = {split: {r["prompt"][0]["content"] for r in testbed.problem_rows(world, split, 256)} for split in ("train", "validation")}
+        prompts = {
+            split: {r["prompt"][0]["content"] for r in testbed.problem_rows(world, split, 256)} for split in ("train", "validation")
+        }
         assert len(prompts["train"]) == len(prompts["validation"]) == 256
         assert not prompts["train"] & prompts["validation"]
-    held_out = {r["prompt"][0]["content"] for w in testbed.WORLDS for r in testbed.problem_rows(w, "validation", testbed.VALIDATION)}
+    held_out = {
+        r["prompt"][0]["content"] for w in testbed.WORLDS for r in testbed.problem_rows(w, "validation", testbed.VALIDATION)
+    }
     assert not held_out & {row["prompt"][0]["content"] for row in testbed.demonstration_rows("noise", seed=0)}
