@@ -141,6 +141,16 @@ def resolve_model(model: dict[str, Any]) -> dict[str, Any]:
     return model | {"path": str(ASSETS / path.removeprefix("builtin:")) if shipped else str(Path(path).resolve())}
 
 
+def resolve_tracking(tracking: dict[str, Any]) -> dict[str, Any]:
+    """The tracking settings with relative files made absolute: the process that writes them may run in another folder."""
+    uri, artifacts = tracking["uri"], tracking["artifacts"]
+    if uri.startswith("sqlite:///"):
+        uri = f"sqlite:///{Path(uri.removeprefix('sqlite:///')).resolve()}"
+    if artifacts is not None and "://" not in artifacts:
+        artifacts = str(Path(artifacts).resolve())
+    return tracking | {"uri": uri, "artifacts": artifacts}
+
+
 def build(tree: dict[str, Any]) -> RunConfig:
     """Typed configuration with every check that needs no data; ConfigError or ValueError in one sentence."""
     algorithm_tree = dict(tree["algorithm"])
@@ -167,7 +177,7 @@ def build(tree: dict[str, Any]) -> RunConfig:
         sampling=make(Sampling, tree["sampling"], "sampling"),
         evaluation=make(EvaluationConfig, tree["evaluation"], "evaluation"),
         checkpoint=make(CheckpointConfig, tree["checkpoint"], "checkpoint"),
-        tracking=make(TrackingConfig, tree["tracking"], "tracking"),
+        tracking=make(TrackingConfig, resolve_tracking(tree["tracking"]), "tracking"),
         composed=tree,
         **{key: tree[key] for key in ("seed", "steps", "output_dir", "resume", "max_missing_reward")},
     )

@@ -43,6 +43,7 @@ class StepRecord:
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # by row id
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)  # by stage: first start, last end
     kept: int = 0
+    epoch: float = 0.0  # after its last draw of problems
 
 
 class Coordinator:
@@ -84,6 +85,7 @@ class Coordinator:
         self.step, self._round = step, round_number
         record = self._training.setdefault(step, StepRecord())
         rows = self._algorithm.plan(self) if round_number < self._algorithm.max_rounds else []
+        record.epoch = self._epoch + self._cursor / len(self._problems)
         self._planned = len(rows)
         self._rows = plan_table(rows, step, len(record.rows), policy_version, self._config.seed)
         return self._planned
@@ -147,7 +149,7 @@ class Coordinator:
             self._totals[name] += metrics[name]
             metrics[f"{name}_total"] = self._totals[name]
         metrics["training/global_step"] = float(step)
-        metrics["training/epoch"] = self._epoch + self._cursor / len(self._problems)
+        metrics["training/epoch"] = record.epoch
         metrics["training/filter_groups/dropped"] = float(len(rows) - record.kept)
         tokens = sum(row["n"] * (len(row["prompt_ids"]) + len(row["prefix_ids"])) for row in rows) + metrics["decode/tokens"]
         metrics["perf/total_num_tokens"] = float(tokens)

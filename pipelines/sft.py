@@ -16,7 +16,7 @@ import ray
 
 from algorithms.types import Sequence
 from pipelines import cluster
-from pipelines.config import RayConfig, digest, make, resolve_model
+from pipelines.config import RayConfig, digest, make, resolve_model, resolve_tracking
 from pipelines.data import DataError, read_rows
 from pipelines.entry import command
 from pipelines.prompts import load_tokenizer, render_prompt, stop_ids
@@ -142,7 +142,7 @@ def run(tree: dict[str, Any]) -> None:
         run_config=RunConfig(name="ray_train", storage_path=str(output / "ray")),
     )
     tags = {"algorithm": "sft", "git_sha": git_sha(), "config_digest": digest(tree)}
-    tracker = Tracker(make(TrackingConfig, tree["tracking"], "tracking"), None, tree, tags)
+    tracker = Tracker(make(TrackingConfig, resolve_tracking(tree["tracking"]), "tracking"), None, tree, tags)
     with _Follow(output / "progress.jsonl", tracker, updates):
         trainer.fit()
     tracker.tag("checkpoint", str(output))

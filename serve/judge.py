@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -117,8 +118,9 @@ def start(config: JudgeConfig) -> serve.handle.DeploymentHandle:
     return serve.run(application(config), name=APP_NAME, route_prefix="/")
 
 
+@cache
 def handle() -> serve.handle.DeploymentHandle:
-    """The running judge's handle, from any process of the cluster."""
+    """The running judge's handle, from any process of the cluster; made once in each, as its router takes a while to start."""
     return serve.get_deployment_handle(DEPLOYMENT, app_name=APP_NAME)
 
 
