@@ -32,6 +32,7 @@ def connect(config: RayConfig) -> None:
     else:
         options["address"] = config.address
     ray.init(**options)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray.data.DataContext.get_current().enable_progress_bars = False
     ray.data.DataContext.get_current().enable_operator_progress_bars = False
 

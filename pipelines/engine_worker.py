@@ -14,11 +14,13 @@ class WeightLoader:
     """Mixed into vLLM's worker (`worker_extension_cls`), so `self` is the worker."""
 
     model_runner: Any
+    vllm_config: Any
 
     def load_checkpoint_weights(self, path: str) -> dict[str, str]:
         """Replace the weights by those of a folder's safetensors; returns checksums of what was read and what is resident.
 
-        `resident` is empty where the kernels keep weights packed in a layout of their own (oneDNN on CPUs).
+        `resident` is empty where it cannot be compared: kernels that keep weights packed in a layout of their own (oneDNN on CPUs),
+        shards of a tensor-parallel engine, quantised weights.
         """
         arrived: list[torch.Tensor] = []
 
@@ -30,5 +32,6 @@ class WeightLoader:
 
         self.model_runner.reload_weights(weights_iterator=weights())
         resident = list(self.model_runner.get_model().parameters())
-        plain = all(tensor.numel() for tensor in resident)
+        whole = self.vllm_config.parallel_config.tensor_parallel_size == 1 and self.vllm_config.model_config.quantization is None
+        plain = whole and all(tensor.numel() for tensor in resident)
         return {"read": weights_checksum(arrived), "resident": weights_checksum(resident) if plain else ""}

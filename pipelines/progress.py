@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ class ProgressLine:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._width = 0
         self._shown = (-1, -1)
+        self._began = time.monotonic()
 
     def __enter__(self) -> "ProgressLine":
         self._thread.start()
@@ -37,7 +39,7 @@ class ProgressLine:
             progress = self._poll()
         except Exception:
             return  # the run is ending or has failed; its own error is shown
-        text, at = describe(progress), (progress["step"], len(progress["evaluations"]))
+        text, at = describe(progress, time.monotonic() - self._began), (progress["step"], len(progress["evaluations"]))
         if sys.stdout.isatty():
             print("\r" + text.ljust(self._width), end="", flush=True)
             self._width = len(text)
@@ -46,8 +48,8 @@ class ProgressLine:
         self._shown = at
 
 
-def describe(progress: dict[str, Any]) -> str:
-    """One line: step, score, validation, speed, decoding FLOPs, time to go."""
+def describe(progress: dict[str, Any], elapsed: float) -> str:
+    """One line: step, score, validation, speed, decoding FLOPs, time to go (`elapsed` seconds are shown until a step is done)."""
     parts = [f"step {progress['step']}/{progress['steps']}"]
     if progress["score"] is not None:
         parts.append(f"score {progress['score']:.3f}")
@@ -59,7 +61,7 @@ def describe(progress: dict[str, Any]) -> str:
         parts += [f"{progress['tokens_per_s']:,.0f} tok/s", f"{progress['step_s']:.1f} s/step"]
         parts += [f"decode {flops(progress['decode_flops'])}", f"ETA {clock(left)}"]
     else:
-        parts.append("starting")
+        parts.append(f"starting trainer and engines, {clock(elapsed)}")
     return "  ".join(parts)
 
 

@@ -1,5 +1,6 @@
 """MLflow: one run per training run, resumed with it."""
 
+import logging
 import re
 import subprocess
 import time
@@ -35,6 +36,7 @@ class Tracker:
         # MLflow loads with the tracker: settings are read in processes that have no use for it.
         import mlflow
 
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
         self._config = config
         self._client = mlflow.MlflowClient(tracking_uri=config.uri)
         mlflow.set_tracking_uri(config.uri)

@@ -1,6 +1,8 @@
 """A real vLLM engine in its Ray actor: what it samples, what it says of it, and what a weight sync does to it."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -94,6 +96,28 @@ def test_sync_brings_weights_version_and_a_clean_prefix_cache(pool, random_model
     assert worst_difference(model, completion, PROMPT) < 1e-4
     with pytest.raises(EngineError, match="version 5, but the plan asked for 0"):
         pool.generate([row(6)], SAMPLING)
+
+
+PLAIN_ENGINE = """
+import sys, dataclasses, os
+from pipelines.engine import Engine, environment
+from tests.conftest import configure
+config = dataclasses.replace(configure().engines, max_num_seqs=8)
+os.environ.update(environment(config))
+import vllm._custom_ops
+vllm._custom_ops._supports_onednn = False  # oneDNN packs weights where nobody can compare them
+engine = Engine(sys.argv[1], "float32", 64, config, 0)
+engine.load_weights(sys.argv[2], 1, sys.argv[3])
+print(engine._llm.collective_rpc("load_checkpoint_weights", args=(sys.argv[2],)), flush=True)
+os._exit(0)
+"""
+
+
+def test_resident_weights_are_the_trainers_bit_for_bit(random_model, tmp_path):
+    folder, checksum, _ = changed(random_model, tmp_path, 0.05)
+    command = [sys.executable, "-c", PLAIN_ENGINE, random_model, folder, checksum]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert f"[{{'read': '{checksum}', 'resident': '{checksum}'}}]" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_request_that_takes_too_long_is_an_error(pool):

@@ -82,32 +82,107 @@ def share(groups: list[dict]) -> list[dict]:
     return groups[:-1] if dist.get_rank() == 0 else groups[-1:]
 
 
-def grpo_on_ranks(folder: str, max_tokens: int, logit_elements: int, fields: dict, checkpointing: bool) -> dict:
-    model_module.LOGIT_ELEMENTS = logit_elements
+def updated(folder: str, max_tokens: int = 4096, logits: int = 1 << 26, checkpointing: bool = False, **fields) -> dict:
+    """Metrics and weights after one GRPO update on this rank's share of the groups."""
+    model_module.LOGIT_ELEMENTS = logits
     algorithm = dataclasses.replace(configure().algorithm, **fields)
     reference = folder if algorithm.needs_reference else None
     learner = make_learner(folder, max_tokens, reference_path=reference, gradient_checkpointing=checkpointing)
     metrics = algorithm.update(learner, share(credited(make_groups())))
+    model_module.LOGIT_ELEMENTS = 1 << 26
     return {"metrics": metrics, "weights": model_module.full_state_dict(learner.policy, torch.float32)}
 
 
-def run(folder: str, world_size: int, max_tokens: int = 4096, logits: int = 1 << 26, checkpointing: bool = False, **fields) -> dict:
-    return run_ranks(grpo_on_ranks, world_size, folder, max_tokens, logits, fields, checkpointing)[0]
+def worst_logprob(folder: str) -> float:
+    """The largest difference on this rank between the sharded policy and a plain forward of each sequence alone."""
+    learner = make_learner(folder, 256)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    worst = 0.0
+    for sequence in learner.receive(credited(make_groups()), with_old_logprobs=True, with_ref_logprobs=False):
+        if sequence.actor_mask:
+            ids = sequence.ids.tolist()
+            with torch.no_grad():
+                expected, _ = logprobs_of(plain, ids[: sequence.prompt_length], ids[sequence.prompt_length :], TEMPERATURE)
+            worst = max(worst, float(np.abs(sequence.old_logprobs - expected.numpy()).max()))
+    return worst
 
 
-def assert_same(one: dict, other: dict, tolerance: float = 1e-5) -> None:
-    for name, value in one["metrics"].items():
-        assert other["metrics"][name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
-    for name, value in one["weights"].items():
-        torch.testing.assert_close(other["weights"][name], value, rtol=0, atol=tolerance)
+def poisoned_steps(folder: str) -> tuple[bool, float, bool]:
+    """Two steps whose loss is NaN on rank 0: were the weights kept, was it counted, did the second stop the run?"""
+    learner = make_learner(folder, 4096)
+    before = model_module.full_state_dict(learner.policy, torch.float32)
+    sequences = learner.receive(share(credited(make_groups())), True, False)
+
+    def poisoned(tokens):
+        return tokens.logprobs * (float("nan") if dist.get_rank() == 0 else 1.0), {}
+
+    metrics = learner.step(sequences, poisoned, "token-mean", False)
+    after = model_module.full_state_dict(learner.policy, torch.float32)
+    same = all(torch.equal(before[name], after[name]) for name in before)
+    try:
+        learner.step(sequences, poisoned, "token-mean", False)
+    except NonFiniteError:
+        return same, metrics["actor/nonfinite_steps"], True
+    return same, metrics["actor/nonfinite_steps"], False
+
+
+def second_update(folder: str, path: str) -> dict:
+    """Weights after two updates: on two ranks with a checkpoint between them, on one rank from that checkpoint."""
+    learner = make_learner(folder, 4096)
+    if dist.get_world_size() == 2:
+        configure().algorithm.update(learner, share(credited(make_groups())))
+        train_state.save(learner, Path(path), folder, {"step": 1}, {"step": 1})
+    else:
+        train_state.load(learner, path)
+        assert learner.updates == 2
+    configure().algorithm.update(learner, share(credited(make_groups())))
+    return model_module.full_state_dict(learner.policy, torch.float32)
+
+
+EXTRAS = {"kl_estimator": "k3", "kl_coef": 0.1, "entropy_coef": 0.01, "loss_aggregation": "seq-mean-token-mean"}
+
+
+def everything(folder: str, path: str) -> dict:
+    """All that the tests below compare, in one set of processes: starting them is what takes the time."""
+    results = {
+        "plain": updated(folder),
+        "small": updated(folder, max_tokens=64),
+        "extras": updated(folder, max_tokens=64, **EXTRAS),
+        "second": second_update(folder, path),
+    }
+    if dist.get_world_size() == 1:
+        results["chunked"] = updated(folder, logits=128 * 5)
+        results["checkpointing"] = updated(folder, checkpointing=True)
+    else:
+        results |= {"logprobs": worst_logprob(folder), "poisoned": poisoned_steps(folder)}
+    return results
 
 
 @pytest.fixture(scope="module")
-def one_rank(random_model: str) -> dict:
-    return run(random_model, 1)
+def results(random_model: str, tmp_path_factory) -> dict[int, list[dict]]:
+    """The results of each rank, by number of ranks; two ranks go first and leave the checkpoint."""
+    path = str(tmp_path_factory.mktemp("checkpoints") / "step_000001")
+    return {ranks: run_ranks(everything, ranks, random_model, path) for ranks in (2, 1)} | {"path": path}
 
 
-def test_matches_the_plain_reference(random_model: str, one_rank: dict):
+@pytest.fixture(scope="module")
+def one(results) -> dict:
+    return results[1][0]
+
+
+@pytest.fixture(scope="module")
+def two(results) -> dict:
+    return results[2][0]
+
+
+def assert_same(first: dict, other: dict, tolerance: float = 1e-5) -> None:
+    for name, value in first["metrics"].items():
+        assert other["metrics"][name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+    for name, value in first["weights"].items():
+        torch.testing.assert_close(other["weights"][name], value, rtol=0, atol=tolerance)
+
+
+def test_matches_the_plain_reference(random_model: str, one: dict):
     model = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), eps=1e-3, weight_decay=0.01)
     groups = [
@@ -131,98 +206,43 @@ def test_matches_the_plain_reference(random_model: str, one_rank: dict):
         tis_cap=2.0,
         max_grad_norm=1.0,
     )
-    assert one_rank["metrics"]["actor/pg_loss"] == pytest.approx(np.mean(losses), abs=1e-6)
-    assert one_rank["metrics"]["actor/grad_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
+    assert one["plain"]["metrics"]["actor/pg_loss"] == pytest.approx(np.mean(losses), abs=1e-6)
+    assert one["plain"]["metrics"]["actor/grad_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
     state = model.state_dict()
-    for name, value in one_rank["weights"].items():
+    for name, value in one["plain"]["weights"].items():
         torch.testing.assert_close(value, state[name], rtol=0, atol=1e-6)
 
 
-def test_two_ranks_and_any_microbatch_split_give_the_same(random_model: str, one_rank: dict):
+def test_two_ranks_and_any_microbatch_split_give_the_same(one: dict, two: dict):
     """Rank 1 has one group of six, so it runs dummies; the cap of 64 tokens makes a micro-batch of nearly every sequence."""
-    assert_same(one_rank, run(random_model, 2))
-    assert_same(one_rank, run(random_model, 2, max_tokens=64))
-    assert_same(one_rank, run(random_model, 1, max_tokens=64))
+    assert_same(one["plain"], two["plain"])
+    assert_same(one["plain"], two["small"])
+    assert_same(one["plain"], one["small"])
 
 
-def test_chunked_logits_and_gradient_checkpointing_change_nothing(random_model: str, one_rank: dict):
-    assert_same(one_rank, run(random_model, 1, logits=128 * 5))
-    assert_same(one_rank, run(random_model, 1, checkpointing=True))
+def test_chunked_logits_and_gradient_checkpointing_change_nothing(one: dict):
+    assert_same(one["plain"], one["chunked"])
+    assert_same(one["plain"], one["checkpointing"])
 
 
-def test_kl_and_entropy_terms_are_split_invariant(random_model: str):
-    fields = {"kl_estimator": "k3", "kl_coef": 0.1, "entropy_coef": 0.01, "loss_aggregation": "seq-mean-token-mean"}
-    one = run(random_model, 1, **fields)
-    assert one["metrics"]["actor/kl_loss"] > 0  # the second minibatch has moved away from the reference
-    assert_same(one, run(random_model, 2, max_tokens=64, **fields))
+def test_kl_and_entropy_terms_are_split_invariant(one: dict, two: dict):
+    assert one["extras"]["metrics"]["actor/kl_loss"] > 0  # the second minibatch has moved away from the reference
+    assert_same(one["extras"], two["extras"])
 
 
-def logprobs_on_rank(folder: str) -> float:
-    """The largest difference on this rank between the sharded policy and a plain forward of each sequence alone."""
-    learner = make_learner(folder, 256)
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    worst = 0.0
-    for sequence in learner.receive(credited(make_groups()), with_old_logprobs=True, with_ref_logprobs=False):
-        if sequence.actor_mask:
-            ids = sequence.ids.tolist()
-            with torch.no_grad():
-                expected, _ = logprobs_of(plain, ids[: sequence.prompt_length], ids[sequence.prompt_length :], TEMPERATURE)
-            worst = max(worst, float(np.abs(sequence.old_logprobs - expected.numpy()).max()))
-    return worst
-
-
-def test_every_rank_computes_the_models_own_logprobs(random_model: str):
+def test_every_rank_computes_the_models_own_logprobs(results):
     """Buffers such as rotary frequencies are in no state dict; a rank that starts empty must get them too."""
-    assert max(run_ranks(logprobs_on_rank, 2, random_model)) < 1e-5
+    assert max(rank["logprobs"] for rank in results[2]) < 1e-5
 
 
-def nonfinite_on_rank(folder: str) -> tuple[bool, float, bool]:
-    learner = make_learner(folder, 4096)
-    before = model_module.full_state_dict(learner.policy, torch.float32)
-    sequences = learner.receive(share(credited(make_groups())), True, False)
-
-    def poisoned(tokens):
-        bad = float("nan") if dist.get_rank() == 0 else 1.0
-        return tokens.logprobs * bad, {}
-
-    metrics = learner.step(sequences, poisoned, "token-mean", False)
-    after = model_module.full_state_dict(learner.policy, torch.float32)
-    same = all(torch.equal(before[name], after[name]) for name in before)
-    try:
-        learner.step(sequences, poisoned, "token-mean", False)
-    except NonFiniteError:
-        return same, metrics["actor/nonfinite_steps"], True
-    return same, metrics["actor/nonfinite_steps"], False
+def test_a_nonfinite_loss_on_one_rank_skips_the_step_on_all_and_then_stops(results):
+    assert [rank["poisoned"] for rank in results[2]] == [(True, 1.0, True)] * 2
 
 
-def test_a_nonfinite_loss_on_one_rank_skips_the_step_on_all_and_then_stops(random_model: str):
-    assert run_ranks(nonfinite_on_rank, 2, random_model) == [(True, 1.0, True)] * 2
-
-
-def save_on_ranks(folder: str, path: str) -> dict:
-    learner = make_learner(folder, 4096)
-    configure().algorithm.update(learner, share(credited(make_groups())))
-    train_state.save(learner, Path(path), folder, {"step": 1}, {"step": 1})
-    configure().algorithm.update(learner, share(credited(make_groups())))
-    return model_module.full_state_dict(learner.policy, torch.float32)
-
-
-def load_on_ranks(folder: str, path: str) -> dict:
-    learner = make_learner(folder, 4096)
-    train_state.load(learner, path)
-    assert learner.updates == 2
-    configure().algorithm.update(learner, share(credited(make_groups())))
-    return model_module.full_state_dict(learner.policy, torch.float32)
-
-
-def test_a_checkpoint_of_two_ranks_goes_on_on_one(random_model: str, tmp_path: Path):
-    path = str(tmp_path / "step_000001")
-    expected = run_ranks(save_on_ranks, 2, random_model, path)[0]
-    resumed = run_ranks(load_on_ranks, 1, random_model, path)[0]
-    for name, value in expected.items():
-        torch.testing.assert_close(resumed[name], value, rtol=0, atol=1e-6)
-    plain = AutoModelForCausalLM.from_pretrained(f"{path}/model")
-    assert plain.config.model_type == "qwen3"
+def test_a_checkpoint_of_two_ranks_goes_on_on_one(results, one: dict, two: dict):
+    for name, value in two["second"].items():
+        torch.testing.assert_close(one["second"][name], value, rtol=0, atol=1e-6)
+    assert AutoModelForCausalLM.from_pretrained(f"{results['path']}/model").config.model_type == "qwen3"
 
 
 def test_prompt_and_prefix_get_no_loss():

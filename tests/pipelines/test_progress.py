@@ -1,0 +1,50 @@
+import pytest
+from ray.exceptions import RayTaskError
+
+from pipelines.progress import clock, describe, flops, root_cause, table
+
+
+def test_numbers_for_people():
+    assert [flops(v) for v in (12.0, 3.5e9, 2e13, 4e15, 7.9e19)] == [
+        "12 FLOP",
+        "3.50 GFLOP",
+        "20.00 TFLOP",
+        "4.00 PFLOP",
+        "79.00 EFLOP",
+    ]
+    assert [clock(v) for v in (5, 65, 3661)] == ["0:05", "1:05", "1:01:01"]
+    assert table([("a", "1"), ("long", "2")]) == "  a     1\n  long  2"
+
+
+def test_the_line_before_and_after_the_first_step():
+    progress = {"step": 0, "steps": 60, "score": None, "evaluations": {}, "step_s": None, "tokens_per_s": None, "decode_flops": 0}
+    assert describe(progress, 12) == "step 0/60  starting trainer and engines, 0:12"
+    progress |= {
+        "step": 20,
+        "score": 0.5,
+        "evaluations": {0: 0.3, 10: 0.4},
+        "step_s": 6.0,
+        "tokens_per_s": 5000.0,
+        "decode_flops": 2e12,
+    }
+    line = describe(progress, 130)
+    assert line == "step 20/60  score 0.500  validation 0.400 (step 10)  5,000 tok/s  6.0 s/step  decode 2.00 TFLOP  ETA 4:00"
+
+
+def test_the_innermost_reason_is_what_is_said():
+    try:
+        try:
+            raise ValueError("row 3: no column 'x'")
+        except ValueError as inner:
+            raise RayTaskError("read", "Traceback ...", inner) from inner
+    except RayTaskError as error:
+        assert root_cause(error) == "row 3: no column 'x'"
+    assert root_cause(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_a_cause_that_names_itself_ends():
+    error = RuntimeError("loop")
+    error.__cause__ = error
+    with pytest.raises(RuntimeError):
+        raise error
+    assert root_cause(error) == "loop"
