@@ -1,4 +1,3 @@
-import pytest
 from ray.exceptions import RayTaskError
 
 from pipelines.progress import clock, describe, flops, root_cause, table
@@ -32,19 +31,14 @@ def test_the_line_before_and_after_the_first_step():
 
 
 def test_the_innermost_reason_is_what_is_said():
-    try:
-        try:
-            raise ValueError("row 3: no column 'x'")
-        except ValueError as inner:
-            raise RayTaskError("read", "Traceback ...", inner) from inner
-    except RayTaskError as error:
-        assert root_cause(error) == "row 3: no column 'x'"
+    inner = ValueError("row 3: no column 'x'")
+    outer = RuntimeError("training failed")
+    outer.__cause__ = RayTaskError("read", "Traceback ...", inner)
+    assert root_cause(outer) == "row 3: no column 'x'"
     assert root_cause(KeyboardInterrupt()) == "KeyboardInterrupt"
 
 
 def test_a_cause_that_names_itself_ends():
     error = RuntimeError("loop")
     error.__cause__ = error
-    with pytest.raises(RuntimeError):
-        raise error
     assert root_cause(error) == "loop"
