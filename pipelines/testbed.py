@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 VALIDATION = 256  # problems of each world that are never trained on
 CHAIN_OPERATIONS = 12
 CARRY_ERROR, PLAIN_ERROR = 0.2, 0.01  # chance that a demonstrated step is wrong, with and without carry or borrow
+CARRY_SLIPS, PLAIN_SLIPS = (-20, -10, 10, 20), (-1, 1)  # by how much such a step is wrong
 WALK_DISTANCES = (20, 70)
 WALK_SLACK = 2  # moves allowed beyond the fewest possible
 WALK_RANDOM_MOVES = 0.5  # share of demonstrated moves that ignore the target
@@ -42,7 +43,7 @@ def chain_problem(rng: random.Random) -> Problem:
 
 
 def chain_demonstration(problem: Problem, rng: random.Random, noisy: bool) -> str:
-    """All steps of a chain; noisy ones forget a carry or slip by one, and go on from the wrong number."""
+    """All steps of a chain; noisy ones slip, mostly in the tens when a step carries, and go on from the wrong number."""
     value, steps = int(problem.prompt[:2]), list[str]()
     for i in range(2, len(problem.prompt), 2):
         sign, digit = problem.prompt[i], int(problem.prompt[i + 1])
@@ -50,7 +51,7 @@ def chain_demonstration(problem: Problem, rng: random.Random, noisy: bool) -> st
         result = (value + step) % 100
         carries = not 0 <= value % 10 + step <= 9
         if noisy and rng.random() < (CARRY_ERROR if carries else PLAIN_ERROR):
-            result = (result + (-10 if step > 0 else 10) if carries else result + rng.choice((-1, 1))) % 100
+            result = (result + rng.choice(CARRY_SLIPS if carries else PLAIN_SLIPS)) % 100
         steps.append(f"{value:02d}{sign}{digit}={result:02d};")
         value = result
     return "".join(steps) + f"#{value:02d}"
