@@ -38,9 +38,10 @@ def model_folder(path: str) -> str:
 
 def run(tree: dict[str, Any]) -> dict[str, float]:
     """Evaluate; prints the metrics, writes one row per problem, returns the metrics."""
-    tree = tree | {"model": tree["model"] | {"path": model_folder(tree.pop("checkpoint"))}}
     output = Path(tree.pop("output")).resolve()
-    config = build(tree)
+    # Here `checkpoint` is what to evaluate, and none are written.
+    model = tree["model"] | {"path": model_folder(tree["checkpoint"])}
+    config = build(tree | {"model": model, "checkpoint": {"every": 0, "keep_last": 1, "keep_best": 0}})
     tokenizer = load_tokenizer(config.model.path)
     problems = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens)
     for problem in problems.problems:
