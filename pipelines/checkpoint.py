@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.settings import CheckpointConfig
 
-MANIFEST, COORDINATOR = "manifest.json", "coordinator.json"
+FOLDER, MANIFEST, COORDINATOR = "checkpoints", "manifest.json", "coordinator.json"
 
 
 class CheckpointError(ValueError):
@@ -17,12 +17,12 @@ class CheckpointError(ValueError):
 
 def folder(output_dir: str, step: int) -> Path:
     """Where the checkpoint of a step lies."""
-    return Path(output_dir) / "checkpoints" / f"step_{step:06d}"
+    return Path(output_dir) / FOLDER / f"step_{step:06d}"
 
 
 def complete(output_dir: str) -> list[Path]:
     """All checkpoints of a run that have their manifest, oldest first."""
-    return sorted(file.parent for file in (Path(output_dir) / "checkpoints").glob(f"step_*/{MANIFEST}"))
+    return sorted(file.parent for file in (Path(output_dir) / FOLDER).glob(f"step_*/{MANIFEST}"))
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:

@@ -31,7 +31,23 @@ class WeightLoader:
                     yield name, tensor
 
         self.model_runner.reload_weights(weights_iterator=weights())
-        resident = list(self.model_runner.get_model().parameters())
+        model = self.model_runner.get_model()
+        _repack_tied_heads(model)
+        resident = list(model.parameters())
         whole = self.vllm_config.parallel_config.tensor_parallel_size == 1 and self.vllm_config.model_config.quantization is None
         plain = whole and all(tensor.numel() for tensor in resident)
         return {"read": weights_checksum(arrived), "resident": weights_checksum(resident) if plain else ""}
+
+
+def _repack_tied_heads(model: torch.nn.Module) -> None:
+    """Renew what CPU kernels derived from weights that vLLM's reload does not process again.
+
+    A head tied to the embedding has no weights of its own in a checkpoint, so vLLM 0.32 reloads the embedding and leaves the head's
+    packed copy (oneDNN) as it was: logits would come from the old head for ever. Layers whose weights were packed and freed have
+    been reloaded properly.
+    """
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    for module in model.modules():
+        if getattr(module, "cpu_linear", None) is not None and module.weight.numel():
+            dispatch_cpu_unquantized_gemm(module, remove_weight=False)

@@ -68,6 +68,8 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     coordinator = _start_coordinator(config, train, validation, output_dir, resume_from)
     judge.start(config.judge)
     engines.wait_ready()
+    # Ray Train would go on from its own notes of an earlier run in this folder; the manifests decide that here.
+    (Path(output_dir) / checkpoint.FOLDER / "checkpoint_manager_snapshot.json").unlink(missing_ok=True)
     status = "FAILED"
     try:
         with progress.ProgressLine(lambda: cast(Any, ray.get(coordinator.progress.remote(), timeout=5))):
@@ -190,7 +192,8 @@ def _trainer(
             use_gpu=bool(learner.num_gpus),
             resources_per_worker={"CPU": learner.num_cpus} | ({"GPU": learner.num_gpus} if learner.num_gpus else {}),
         ),
-        run_config=TrainRunConfig(name="ray_train", storage_path=output_dir),
+        # Ray Train wants the checkpoints it is told of inside its own folder.
+        run_config=TrainRunConfig(name=checkpoint.FOLDER, storage_path=output_dir),
         datasets={"rollouts": rollout_dataset(coordinator, engines, config.judge, config.algorithm, sampling, config.blocks)},
         dataset_config=UnequalSplit(),
     )

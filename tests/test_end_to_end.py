@@ -11,6 +11,7 @@ from pathlib import Path
 import mlflow
 import pyarrow.parquet as pq
 import pytest
+import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -39,6 +40,12 @@ def run(module: str, *arguments: str) -> str:
     done = subprocess.run(command(module, *arguments), capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    """The commands start clusters of their own, and two cores carry one at a time."""
+    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
