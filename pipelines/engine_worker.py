@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -49,5 +49,5 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     for module in model.modules():
-        if getattr(module, "cpu_linear", None) is not None and module.weight.numel():
+        if getattr(module, "cpu_linear", None) is not None and cast(torch.Tensor, module.weight).numel():
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)

@@ -106,8 +106,10 @@ def _sequence(index: int, ids: np.ndarray, prompt_length: int) -> Sequence:
 
 def run(tree: dict[str, Any]) -> None:
     """Check, load, fine-tune; the progress file is followed to the screen and to MLflow."""
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train import RunConfig
+    from ray.train.torch import TorchTrainer
+
+    from pipelines.ranks import rank_options
 
     model = make(ModelConfig, resolve_model(tree["model"]), "model")
     read_model_config(model.path)
@@ -133,12 +135,7 @@ def run(tree: dict[str, Any]) -> None:
     trainer = TorchTrainer(
         cast(Any, run_rank),
         train_loop_config=cast(Any, config),
-        torch_config=TorchConfig(backend="nccl" if learner.num_gpus else "gloo", timeout_s=1800),
-        scaling_config=ScalingConfig(
-            num_workers=learner.ranks,
-            use_gpu=bool(learner.num_gpus),
-            resources_per_worker={"CPU": learner.num_cpus} | ({"GPU": learner.num_gpus} if learner.num_gpus else {}),
-        ),
+        **rank_options(learner),
         run_config=RunConfig(name="ray_train", storage_path=str(output / "ray")),
     )
     tags = {"algorithm": "sft", "git_sha": git_sha(), "config_digest": digest(tree)}

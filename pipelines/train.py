@@ -13,8 +13,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.train import DataConfig as TrainDataConfig
 from ray.train import RunConfig as TrainRunConfig
-from ray.train import ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchTrainer
 
 from algorithms.flops import DecodingCost
 from pipelines import checkpoint, cluster, progress
@@ -25,6 +24,7 @@ from pipelines.engine import Sampling
 from pipelines.engine_pool import EnginePool
 from pipelines.entry import command
 from pipelines.prompts import load_tokenizer, stop_ids
+from pipelines.ranks import rank_options
 from pipelines.rollout import rollout_dataset
 from pipelines.settings import LoopConfig, read_model_config, run_rank
 from pipelines.tracking import git_sha
@@ -186,12 +186,7 @@ def _trainer(
     return TorchTrainer(
         cast(Any, run_rank),
         train_loop_config=cast(Any, loop),
-        torch_config=TorchConfig(backend="nccl" if learner.num_gpus else "gloo", timeout_s=1800),
-        scaling_config=ScalingConfig(
-            num_workers=learner.ranks,
-            use_gpu=bool(learner.num_gpus),
-            resources_per_worker={"CPU": learner.num_cpus} | ({"GPU": learner.num_gpus} if learner.num_gpus else {}),
-        ),
+        **rank_options(learner),
         # Ray Train wants the checkpoints it is told of inside its own folder.
         run_config=TrainRunConfig(name=checkpoint.FOLDER, storage_path=output_dir),
         datasets={"rollouts": rollout_dataset(coordinator, engines, config.judge, config.algorithm, sampling, config.blocks)},
