@@ -46,6 +46,12 @@ def test_every_choice_composes():
             assert OmegaConf.to_yaml(compose([f"{group}={file.stem}"]))
 
 
+def test_an_experiment_overrides_the_defaults_and_the_command_line_overrides_it():
+    assert configure("experiment=demo").steps == 15
+    assert configure("experiment=demo").tracking.experiment == "demo"
+    assert configure("experiment=demo", "steps=3").steps == 3
+
+
 def test_variants_differ_only_in_their_fields():
     base, dapo = configure().algorithm, configure("algorithm=dapo").algorithm
     changed = {name for name in vars(base) if getattr(base, name) != getattr(dapo, name)}
