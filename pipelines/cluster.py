@@ -25,6 +25,7 @@ def connect(config: RayConfig) -> None:
         root = str(Path(__file__).parent.parent)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         os.environ |= {"RAY_prestart_worker_first_driver": "0", "TOKENIZERS_PARALLELISM": "false"}
+        os.environ["RAY_worker_maximum_startup_concurrency"] = "8"  # of a small machine; at the default Ray warns of every run
         options["num_cpus"] = config.num_cpus
         options["include_dashboard"] = False
         if config.object_store_gib is not None:
@@ -33,8 +34,10 @@ def connect(config: RayConfig) -> None:
         options["address"] = config.address
     ray.init(**options)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    ray.data.DataContext.get_current().enable_operator_progress_bars = False
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = context.enable_operator_progress_bars = False
+    # With reservations a pass launches one task and asks what it may use; the answer is read a second later, in every step.
+    context.op_resource_reservation_enabled = False
 
 
 def demand(config: RunConfig) -> dict[str, tuple[float, float]]:

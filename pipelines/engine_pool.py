@@ -40,10 +40,10 @@ class EnginePool:
         self._all("start", [actor.version.remote() for actor in self.actors], self.config.start_timeout_s)
 
     def generate(self, rows: list[dict[str, Any]], sampling: Sampling) -> list[dict[str, Any]]:
-        """Completions of rows, in their order; rows go to engines by their number, a group never to two."""
+        """Completions of rows, in their order; every engine gets its share of the rows, a group never two engines."""
         shares: dict[int, list[int]] = {}
-        for i, row in enumerate(rows):
-            shares.setdefault(row["row_id"] % len(self.actors), []).append(i)
+        for i in range(len(rows)):
+            shares.setdefault((rows[0]["row_id"] + i) % len(self.actors), []).append(i)
         calls = [self.actors[at].generate.remote([rows[i] for i in share], sampling) for at, share in shares.items()]
         results = self._all("generate", calls, self.config.request_timeout_s)
         completions: list[dict[str, Any]] = [{}] * len(rows)
