@@ -1,4 +1,7 @@
-"""GRPO: every continuation of a group is credited with its reward minus the group's mean (Shao et al., 2024; AC2 section 2)."""
+"""GRPO: every continuation of a group is credited with its reward minus the group's mean (Shao et al., 2024; AC2 section 2).
+
+Prefix GRPO (AC2 section 4.1) is GRPO whose states are replayed prefixes: the field `replay`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from algorithms.advantages import group_advantages
+from algorithms.replay import Replay
 from algorithms.types import Credit, Group, Learner, Metrics, PlanState, PromptRow, TokenBatch, mean_metrics
 
 if TYPE_CHECKING:
@@ -41,6 +45,7 @@ class GRPO:
     dynamic_sampling: bool  # replace groups whose rewards are all equal
     max_rounds: int  # rounds of replacement, the first included
     overlong_filter: bool  # truncated responses get no loss
+    replay: Replay | None = None  # start from prefixes of past rollouts; null starts from the prompts
 
     def __post_init__(self) -> None:
         if self.group_size < 2:
@@ -62,9 +67,15 @@ class GRPO:
         return self.kl_estimator != "none"
 
     def plan(self, state: PlanState) -> list[PromptRow]:
-        """Fresh problems, as many as the step still lacks."""
+        """Fresh problems or replayed prefixes, as many as the step still lacks; the response budget counts the prefix."""
         missing = self.problems_per_step - state.kept_groups
-        return [PromptRow(problem, self.group_size, self.max_new_tokens) for problem in state.fresh_problems(missing)]
+        if self.replay is None:
+            return [PromptRow(problem, self.group_size, self.max_new_tokens) for problem in state.fresh_problems(missing)]
+        refill = self.replay.refill(state, self.max_new_tokens) if state.round == 0 else []
+        return refill + [
+            PromptRow(problem, self.group_size, self.max_new_tokens - len(prefix), prefix_ids=prefix)
+            for problem, prefix in self.replay.states(state, missing)
+        ]
 
     def credit(self, group: Group) -> Credit:
         """`A_i = r_i - mean_j r_j`; a group without spread teaches nothing."""

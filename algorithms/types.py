@@ -15,6 +15,8 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from algorithms.replay import Replay
+
 Metrics = dict[str, float]
 
 
@@ -39,6 +41,17 @@ class PromptRow:
     max_new_tokens: int
     purpose: str = "train"  # train | refill | audit | eval
     prefix_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StoredTrajectory:
+    """What a plan may know of a rollout in the replay buffer."""
+
+    sequence: int  # counts the trajectories ever stored
+    problem_id: str
+    length: int  # response tokens
+    reward: float | None
+    step: int  # that made it
 
 
 @dataclass(frozen=True)
@@ -98,12 +111,34 @@ class PlanState(Protocol):
     """What the coordinator lets `plan` see and draw from."""
 
     @property
+    def round(self) -> int:
+        """Which round of the step is being planned, from 0."""
+        ...
+
+    @property
     def kept_groups(self) -> int:
         """Groups of this step that are already generated and kept (0 in its first round)."""
         ...
 
+    @property
+    def rng(self) -> np.random.Generator:
+        """Randomness of this round; the same in a run that was interrupted and resumed."""
+        ...
+
     def fresh_problems(self, count: int) -> list[Problem]:
         """The next `count` problems of the shuffled dataset, each once per epoch."""
+        ...
+
+    def problem(self, problem_id: str) -> Problem:
+        """A problem of the dataset by its id."""
+        ...
+
+    def trajectories(self) -> list[StoredTrajectory]:
+        """What the replay buffer holds, oldest first."""
+        ...
+
+    def prefix(self, trajectory: StoredTrajectory, cut: int) -> list[int]:
+        """The first `cut` response tokens of a stored trajectory."""
         ...
 
 
@@ -136,6 +171,11 @@ class Algorithm(Protocol):
     @property
     def max_new_tokens(self) -> int:
         """The response budget."""
+        ...
+
+    @property
+    def replay(self) -> Replay | None:
+        """The replay buffer it plans from, if any."""
         ...
 
     @property

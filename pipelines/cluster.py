@@ -25,7 +25,7 @@ def connect(config: RayConfig) -> None:
         root = str(Path(__file__).parent.parent)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         os.environ |= {"RAY_prestart_worker_first_driver": "0", "TOKENIZERS_PARALLELISM": "false"}
-        os.environ["RAY_worker_maximum_startup_concurrency"] = "8"  # of a small machine; at the default Ray warns of every run
+        os.environ |= {"RAY_worker_maximum_startup_concurrency": "8"}  # at a small machine's default Ray warns of every run
         options["num_cpus"] = config.num_cpus
         options["include_dashboard"] = False
         if config.object_store_gib is not None:

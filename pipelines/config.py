@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -20,6 +20,7 @@ from algorithms.types import Algorithm
 from pipelines.data import DataConfig
 from pipelines.engine import EngineConfig, Sampling
 from pipelines.evaluation import EvaluationConfig
+from pipelines.replay_buffer import ReplayBufferConfig
 from pipelines.settings import CheckpointConfig, LearnerConfig, ModelConfig, OptimizerConfig, read_model_config
 from pipelines.tracking import TrackingConfig, flatten
 from serve.judge import JudgeConfig
@@ -76,6 +77,7 @@ class RunConfig:
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     tracking: TrackingConfig
+    replay_buffer: ReplayBufferConfig
     max_missing_reward: float
     composed: dict[str, Any]
 
@@ -178,6 +180,7 @@ def build(tree: dict[str, Any]) -> RunConfig:
         evaluation=make(EvaluationConfig, tree["evaluation"], "evaluation"),
         checkpoint=make(CheckpointConfig, tree["checkpoint"], "checkpoint"),
         tracking=make(TrackingConfig, resolve_tracking(tree["tracking"]), "tracking"),
+        replay_buffer=make(ReplayBufferConfig, tree["replay_buffer"], "replay_buffer"),
         composed=tree,
         **{key: tree[key] for key in ("seed", "steps", "output_dir", "resume", "max_missing_reward")},
     )
@@ -188,15 +191,25 @@ def build(tree: dict[str, Any]) -> RunConfig:
 def make(kind: type[T], values: dict[str, Any], where: str) -> T:
     """A dataclass from a mapping; ConfigError names what is missing, unknown or of another type."""
     fields = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
+    hints = get_type_hints(kind)
     if unknown := sorted(set(values) - set(fields)):
         near = get_close_matches(unknown[0], fields, n=3, cutoff=0.5)
         raise ConfigError(f"{where}.{unknown[0]}: no such key" + (f"; did you mean {', '.join(near)}?" if near else "."))
     required = {n for n, f in fields.items() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
     if missing := sorted(required - set(values)):
         raise ConfigError(f"{where}.{missing[0]}: no value given.")
+    values = {
+        name: make(inner, value, f"{where}.{name}") if isinstance(value, dict) and (inner := _nested(hints[name])) else value
+        for name, value in values.items()
+    }
     for name, value in values.items():
         _check_type(f"{where}.{name}", value, str(fields[name].type))
     return kind(**{name: tuple(value) if fields[name].type == tuple[float, float] else value for name, value in values.items()})
+
+
+def _nested(hint: Any) -> Any:
+    """The dataclass among the alternatives of a type, if there is one."""
+    return next((one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one)), None)
 
 
 _SCALARS = {"int": int, "float": (int, float), "str": str, "bool": bool}

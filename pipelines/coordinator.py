@@ -4,7 +4,7 @@ An ordinary class; `pipelines.train` runs it as a Ray actor. Calls arrive one at
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from algorithms.flops import DecodingCost
-from algorithms.types import Algorithm, Problem, PromptRow
-from pipelines import schema
+from algorithms.types import Algorithm, Problem, PromptRow, StoredTrajectory
+from pipelines import checkpoint, schema
+from pipelines.engine import Sampling
 from pipelines.evaluation import EvaluationConfig, evaluation_metrics, mean_score
 from pipelines.metrics import rollout_metrics
 from pipelines.planning import EVAL_ROWS, plan_table
+from pipelines.replay_buffer import ReplayBuffer, trajectory
 from pipelines.tracking import Tracker, TrackingConfig
 
 
@@ -30,7 +32,11 @@ class CoordinatorConfig:
     max_missing_reward: float  # fraction of a step's responses without a reward above which the run stops
     evaluation: EvaluationConfig
     eval_max_new_tokens: int
+    sampling: Sampling
     output_dir: str
+    replay_url: str
+    replay_start_from: str | None
+    tokenizer_hash: str
     tracking: TrackingConfig
     params: dict[str, Any]  # the composed configuration
     tags: dict[str, str]
@@ -60,29 +66,58 @@ class Coordinator:
     ) -> None:
         self._config, self._algorithm, self._cost = config, algorithm, cost
         self._problems, self._validation = problems, validation
-        self.step = 0
-        self._round, self._planned = 0, 0
-        self._epoch, self._cursor = 0, 0
-        self._totals = {"decode/flops": 0.0, "decode/tokens": 0.0, "training/problems": 0.0}
-        self._evaluations: dict[int, float] = {}
-        run_id = None
-        if state is not None:
-            self._restore(state)
-            run_id = state["mlflow_run_id"]
+        self._by_id = {problem.problem_id: problem for problem in problems}
+        self._starts = 0  # of the trainer
+        self._fatal: str | None = None
+        self._restore(state)
+        self._tracker = Tracker(config.tracking, config.params, config.tags, config.output_dir)
+
+    def _restore(self, state: dict[str, Any] | None) -> None:
+        """Begin as a checkpoint's state says, or as a new run does."""
+        state = state or {"step": 0, "epoch": 0, "cursor": 0, "evaluations": {}, "replay": None, "totals": {}}
+        self.step, self._epoch, self._cursor = state["step"], state["epoch"], state["cursor"]
+        self._totals = {"decode/flops": 0.0, "decode/tokens": 0.0, "training/problems": 0.0} | state["totals"]
+        self._evaluations: dict[int, float] = {int(step): score for step, score in state["evaluations"].items()}
+        self._order = self._permutation()
+        self.round, self._planned = 0, 0
+        self.rng = np.random.default_rng()
         self._rows: pa.Table = schema.STAGES["plan"].empty_table()
         self._training: dict[int, StepRecord] = {}
         self._evaluation: dict[int, StepRecord] = {}
         self._last: dict[str, float] = {}
-        self._order = self._permutation()
-        self._tracker = Tracker(config.tracking, run_id, config.params, config.tags)
+        self._replay = self._open_replay(state["replay"])
+
+    def _open_replay(self, view: dict[str, Any] | None) -> ReplayBuffer | None:
+        replay, config = self._algorithm.replay, self._config
+        if replay is None:
+            return None
+        if view is None and config.replay_start_from is not None:
+            buffer = ReplayBuffer.copy_of(config.replay_start_from, config.replay_url, replay.capacity, config.tokenizer_hash)
+        else:
+            buffer = ReplayBuffer(config.replay_url, replay.capacity, config.tokenizer_hash, view)
+        return buffer
+
+    def rewind(self, path: str | None) -> None:
+        """Go back to a checkpoint, or to the beginning, where the trainer starts."""
+        self._starts += 1
+        self._restore(checkpoint.read_coordinator(path) if path is not None else None)
+
+    def fail(self, reason: str) -> None:
+        """Take the first error that starting again would not mend."""
+        self._fatal = self._fatal or reason
+
+    def fatal_error(self) -> str | None:
+        """The reason why the run cannot go on, if there is one."""
+        return self._fatal
 
     # -- planning ----------------------------------------------------------------------------------------------------
 
     def plan(self, step: int, round_number: int, policy_version: int) -> int:
         """Plan a round of a step, once however often it is asked for; returns its number of groups (0: the step is complete)."""
-        if (step, round_number) == (self.step, self._round):
+        if (step, round_number) == (self.step, self.round):
             return self._planned
-        self.step, self._round = step, round_number
+        self.step, self.round = step, round_number
+        self.rng = np.random.default_rng([self._config.seed, step, round_number])
         record = self._training.setdefault(step, StepRecord())
         rows = self._algorithm.plan(self) if round_number < self._algorithm.max_rounds else []
         record.epoch = self._epoch + self._cursor / len(self._problems)
@@ -94,7 +129,7 @@ class Coordinator:
         """Plan one pass over the validation problems; returns their number."""
         evaluation = self._config.evaluation
         rows = [PromptRow(p, evaluation.n, self._config.eval_max_new_tokens, purpose="eval") for p in self._validation]
-        self.step, self._round = step, -1
+        self.step, self.round = step, -1
         self._evaluation[step] = StepRecord()
         self._rows = plan_table(rows, step, EVAL_ROWS, policy_version, self._config.seed)
         return len(rows)
@@ -120,29 +155,41 @@ class Coordinator:
         self._totals["training/problems"] += count
         return taken
 
+    def problem(self, problem_id: str) -> Problem:
+        """A problem of the dataset by its id."""
+        return self._by_id[problem_id]
+
+    def trajectories(self) -> list[StoredTrajectory]:
+        """What the replay buffer holds of problems that are in this run's dataset, oldest first."""
+        return [t for t in self._replay.trajectories() if t.problem_id in self._by_id] if self._replay is not None else []
+
+    def prefix(self, trajectory: StoredTrajectory, cut: int) -> list[int]:
+        """The first `cut` response tokens of a stored trajectory."""
+        assert self._replay is not None
+        return self._replay.prefix(trajectory, cut)
+
     # -- what comes back ---------------------------------------------------------------------------------------------
 
     def ingest(self, table: pa.Table) -> None:
-        """Take a block's finished groups; a row that a retried task brings again is taken once."""
+        """Take a block's finished groups; one that a retried task brings again is taken once, one of a step that is over never."""
         for row in table.to_pylist():
-            record = self._record(row["step"], row["purpose"] == "eval")
-            if row["row_id"] not in record.rows:
+            record = (self._evaluation if row["purpose"] == "eval" else self._training).get(row["step"])
+            if record is not None and row["row_id"] not in record.rows:
                 record.rows[row["row_id"]] = row
                 record.kept += row["keep"]
 
     def record_span(self, name: str, step: int, evaluation: bool, start: float, end: float) -> None:
         """Note when a block was in a stage; a stage's time is from its first block's start to its last block's end."""
-        spans = self._record(step, evaluation).spans
-        first, last = spans.get(name, (start, end))
-        spans[name] = min(first, start), max(last, end)
-
-    def _record(self, step: int, evaluation: bool) -> StepRecord:
-        return (self._evaluation if evaluation else self._training)[step]
+        record = (self._evaluation if evaluation else self._training).get(step)
+        if record is not None:
+            first, last = record.spans.get(name, (start, end))
+            record.spans[name] = min(first, start), max(last, end)
 
     def finish_step(self, step: int, trainer_metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of a completed step, logged and returned; RuntimeError if too many rewards are missing."""
         record = self._training.pop(step)
-        rows = list(record.rows.values())
+        rows = [record.rows[row_id] for row_id in sorted(record.rows)]
+        self._store(rows)
         metrics = rollout_metrics(rows, self._cost) | trainer_metrics
         metrics |= {f"timing_s/{name}": end - start for name, (start, end) in record.spans.items()}
         for name in ("decode/flops", "decode/tokens"):
@@ -150,7 +197,9 @@ class Coordinator:
             metrics[f"{name}_total"] = self._totals[name]
         metrics["training/global_step"] = float(step)
         metrics["training/epoch"] = record.epoch
-        metrics["training/filter_groups/dropped"] = float(len(rows) - record.kept)
+        metrics["training/restarts"] = float(max(self._starts - 1, 0))
+        metrics["training/filter_groups/dropped"] = metrics["training/groups"] - record.kept
+        metrics |= self._replay_metrics(step)
         tokens = sum(row["n"] * (len(row["prompt_ids"]) + len(row["prefix_ids"])) for row in rows) + metrics["decode/tokens"]
         metrics["perf/total_num_tokens"] = float(tokens)
         if "timing_s/step" in metrics:
@@ -181,11 +230,34 @@ class Coordinator:
             self._tracker.samples(kept, step)
         return metrics
 
+    def _store(self, rows: list[dict[str, Any]]) -> None:
+        """A step's refill rollouts, right or wrong, enter the replay buffer."""
+        if self._replay is not None:
+            sampling = asdict(self._config.sampling)
+            self._replay.append([trajectory(row, sampling) for row in rows if row["purpose"] == "refill"])
+            self._replay.collect(self._pinned_files())
+
+    def _pinned_files(self) -> set[str]:
+        """Buffer files that a checkpoint may go back to."""
+        states = [checkpoint.read_coordinator(path) for path in checkpoint.complete(self._config.output_dir)]
+        return {name for state in states for name in (state["replay"] or {"files": []})["files"]}
+
+    def _replay_metrics(self, step: int) -> dict[str, float]:
+        if self._replay is None:
+            return {}
+        stored = self._replay.trajectories()
+        metrics = {"replay/size": float(len(stored)), "replay/skipped_files": float(len(self._replay.skipped))}
+        if stored:
+            metrics["replay/age_steps/mean"] = float(np.mean([step - t.step for t in stored]))
+            metrics["replay/problems"] = float(len({t.problem_id for t in stored}))
+            metrics["replay/unknown_problems"] = float(sum(t.problem_id not in self._by_id for t in stored))
+        return metrics
+
     def _write_rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Keep the step's groups as Parquet in the project's schema."""
         folder = Path(self._config.output_dir) / "rollouts"
         folder.mkdir(parents=True, exist_ok=True)
-        table = pa.Table.from_pylist(sorted(rows, key=lambda row: row["row_id"]), schema=schema.STAGES["credit"])
+        table = pa.Table.from_pylist(rows, schema=schema.STAGES["credit"])
         pq.write_table(table, folder / f"step_{step:06d}.parquet")
 
     def _check_missing(self, step: int, rows: list[dict[str, Any]], fraction: float) -> None:
@@ -209,6 +281,7 @@ class Coordinator:
             "step_s": self._last.get("timing_s/step"),
             "decode_flops": self._totals["decode/flops"],
             "evaluations": dict(self._evaluations),
+            "restarts": max(self._starts - 1, 0),
             "mlflow_run_id": self._tracker.run_id,
             "time": time.time(),
         }
@@ -218,9 +291,9 @@ class Coordinator:
         self._tracker.tag("checkpoint", path)
         self._tracker.tag("checkpoint_step", str(step))
 
-    def close(self, status: str) -> None:
-        """End the MLflow run."""
-        self._tracker.finish(status)
+    def close(self, status: str) -> str | None:
+        """End the MLflow run; a sentence if not everything could be sent."""
+        return self._tracker.finish(status)
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on, as JSON-ready values; taken between steps."""
@@ -230,13 +303,9 @@ class Coordinator:
             "cursor": self._cursor,
             "totals": self._totals,
             "evaluations": {str(step): score for step, score in self._evaluations.items()},
+            "replay": self._replay.state() if self._replay is not None else None,
             "mlflow_run_id": self._tracker.run_id,
         }
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.step, self._epoch, self._cursor = state["step"], state["epoch"], state["cursor"]
-        self._totals = dict(state["totals"])
-        self._evaluations = {int(step): score for step, score in state["evaluations"].items()}
 
     def _permutation(self) -> np.ndarray:
         return np.random.default_rng([self._config.seed, self._epoch]).permutation(len(self._problems))

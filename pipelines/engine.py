@@ -1,15 +1,21 @@
 """One vLLM engine in a Ray actor: token ids in, token ids and log-probabilities out, from weights of a known version."""
 
 import itertools
+import json
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import ray
+
 SEED_RANGE = 2**31
+CURRENT, RESTARTS = "current.json", "engine_restarts"  # in the folder of weights: which of them engines should have; who came back
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,9 @@ class EngineConfig:
     block_size: int | None
     enforce_eager: bool
     start_timeout_s: float
-    request_timeout_s: float
+    request_timeout_s: float  # of one block's generation; an engine that takes longer is taken for hung
     sync_timeout_s: float
+    max_restarts: int  # of one engine that died or hung, in a run
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,9 @@ class Sampling:
 class Engine:
     """Steps a vLLM `LLMEngine` in one thread while callers wait for their groups: continuous batching across all of them."""
 
-    def __init__(self, model_path: str, dtype: str, max_model_len: int, config: EngineConfig, seed: int) -> None:
+    def __init__(
+        self, model_path: str, dtype: str, max_model_len: int, config: EngineConfig, seed: int, weights_dir: str | None
+    ) -> None:
         # vLLM and transformers load here and not with the module: every stage of the rollout dataset imports it.
         from vllm import EngineArgs, LLMEngine
 
@@ -91,6 +100,10 @@ class Engine:
         self._ids = itertools.count()
         self._failure: BaseException | None = None
         threading.Thread(target=self._run, daemon=True, name="engine").start()
+        if weights_dir is not None and _started_again():
+            with open(Path(weights_dir) / RESTARTS, "a") as stream:
+                print(f"{time.time():.0f}", file=stream)
+            self.load_weights(**json.loads((Path(weights_dir) / CURRENT).read_text()))
 
     # -- what callers use --------------------------------------------------------------------------------------------
 
@@ -104,11 +117,13 @@ class Engine:
         return [self._completion(output) for output in outputs]
 
     def load_weights(self, path: str, version: int, checksum: str) -> dict[str, Any]:
-        """Load a folder of safetensors, forget all cached prefixes and take the version; confirms the checksum or raises."""
+        """Load a folder of safetensors, forget all cached prefixes and take the version; confirms the checksum or raises.
+
+        Groups that are still being generated are given up: only a trainer that has started again asks for weights before its time.
+        """
 
         def load() -> dict[str, Any]:
-            if self._waiting:
-                raise RuntimeError(f"weights version {version} came while {len(self._waiting)} groups were being generated.")
+            self._give_up(f"the trainer went on to weights version {version}")
             for found in self._llm.collective_rpc("load_checkpoint_weights", args=(path,)):
                 for kind, value in found.items():
                     if value and value != checksum:
@@ -171,12 +186,18 @@ class Engine:
                 while not self._llm.has_unfinished_requests() or not self._inbox.empty():
                     self._inbox.get()()
                 for output in self._llm.step():
-                    if output.finished:
+                    if output.finished and output.request_id in self._waiting:
                         self._waiting.pop(output.request_id).set_result(output)
         except BaseException as error:  # nobody may wait for a dead thread
             self._failure = error
             for future in self._waiting.values():
                 future.set_exception(RuntimeError(f"the engine stopped in mid-generation: {error}"))
+
+    def _give_up(self, reason: str) -> None:
+        self._llm.abort_request(list(self._waiting), internal=False)
+        for future in self._waiting.values():
+            future.set_exception(RuntimeError(f"generation was given up: {reason}."))
+        self._waiting.clear()
 
     def _completion(self, output: Any) -> dict[str, Any]:
         completions = sorted(output.outputs, key=lambda one: one.index)
@@ -188,6 +209,18 @@ class Engine:
             "finish_reason": [one.finish_reason for one in completions],
             "policy_version": self._version,
         }
+
+
+def _started_again() -> bool:
+    """Whether Ray has started this actor anew after it died or was killed for hanging."""
+    context = ray.get_runtime_context()
+    return context.get_actor_id() is not None and context.was_current_actor_reconstructed
+
+
+def restarts(weights_dir: str) -> int:
+    """How often engines of a run have been started again."""
+    file = Path(weights_dir) / RESTARTS
+    return len(file.read_text().splitlines()) if file.is_file() else 0
 
 
 def environment(config: EngineConfig) -> dict[str, str]:

@@ -1,15 +1,24 @@
-"""The engines as one: started together, each group to one of them, weights to all of them, every wait with a deadline."""
+"""The engines as one: started together, each group to one of them, weights to all of them.
 
+Every wait has a deadline. An engine that dies or hangs is started again by Ray, takes up the current weights by itself, and is
+asked once more for what it still owes.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from pipelines.engine import Engine, EngineConfig, Sampling, environment
 
 CONCURRENT_BLOCKS = 256
+PING_TIMEOUT_S = 20.0
+
+log = logging.getLogger(__name__)
 
 
 class EngineError(RuntimeError):
@@ -24,31 +33,38 @@ class EnginePool:
     config: EngineConfig
 
     @classmethod
-    def start(cls, model_path: str, dtype: str, max_model_len: int, config: EngineConfig, seed: int) -> "EnginePool":
-        """Create the actors; `wait_ready` tells when they can be used."""
-        remote: Any = ray.remote(concurrency_groups={"control": 2})(Engine)  # type: ignore[call-overload]
+    def start(
+        cls, model_path: str, dtype: str, max_model_len: int, config: EngineConfig, seed: int, weights_dir: str | None = None
+    ) -> "EnginePool":
+        """Create the actors; `wait_ready` tells when they can be used. `weights_dir` is where an engine that starts again looks."""
+        remote: Any = ray.remote(concurrency_groups={"control": 4})(Engine)  # type: ignore[call-overload]
         remote = remote.options(
             num_cpus=config.num_cpus,
             num_gpus=config.num_gpus * config.tensor_parallel_size,
             max_concurrency=CONCURRENT_BLOCKS,
+            max_restarts=config.max_restarts,
             runtime_env={"env_vars": environment(config)},
         )
-        return cls([remote.remote(model_path, dtype, max_model_len, config, seed + i) for i in range(config.count)], config)
+        actors = [remote.remote(model_path, dtype, max_model_len, config, seed + i, weights_dir) for i in range(config.count)]
+        return cls(actors, config)
 
     def wait_ready(self) -> None:
         """Block until every engine answers; EngineError after `start_timeout_s`."""
-        self._all("start", [actor.version.remote() for actor in self.actors], self.config.start_timeout_s)
+        self._ask("start", self._ping, range(len(self.actors)), self.config.start_timeout_s)
 
     def generate(self, rows: list[dict[str, Any]], sampling: Sampling) -> list[dict[str, Any]]:
         """Completions of rows, in their order; every engine gets its share of the rows, a group never two engines."""
         shares: dict[int, list[int]] = {}
         for i in range(len(rows)):
             shares.setdefault((rows[0]["row_id"] + i) % len(self.actors), []).append(i)
-        calls = [self.actors[at].generate.remote([rows[i] for i in share], sampling) for at, share in shares.items()]
-        results = self._all("generate", calls, self.config.request_timeout_s)
+
+        def call(engine: int) -> Any:
+            return self.actors[engine].generate.remote([rows[i] for i in shares[engine]], sampling)
+
+        results = self._ask("generate", call, list(shares), self.config.request_timeout_s)
         completions: list[dict[str, Any]] = [{}] * len(rows)
-        for share, result in zip(shares.values(), results, strict=True):
-            for i, completion in zip(share, result, strict=True):
+        for engine, result in results.items():
+            for i, completion in zip(shares[engine], result, strict=True):
                 if completion["policy_version"] != rows[i]["policy_version"]:
                     raise EngineError(
                         f"row {rows[i]['row_id']} was sampled from weights version {completion['policy_version']}, "
@@ -59,8 +75,11 @@ class EnginePool:
 
     def load_weights(self, path: str, version: int, checksum: str) -> None:
         """Give all engines the weights of a folder: weights, version and prefix-cache reset in one call, confirmed by each."""
-        calls = [actor.load_weights.options(concurrency_group="control").remote(path, version, checksum) for actor in self.actors]
-        for confirmed in self._all("weight sync", calls, self.config.sync_timeout_s):
+
+        def call(engine: int) -> Any:
+            return self.actors[engine].load_weights.options(concurrency_group="control").remote(path, version, checksum)
+
+        for confirmed in self._ask("weight sync", call, range(len(self.actors)), self.config.sync_timeout_s).values():
             if confirmed != {"version": version, "checksum": checksum}:
                 raise EngineError(f"weights version {version} ({checksum}) were confirmed as {confirmed}.")
 
@@ -69,8 +88,35 @@ class EnginePool:
         for actor in self.actors:
             ray.kill(actor)
 
-    def _all(self, what: str, calls: list[Any], timeout_s: float) -> list[Any]:
+    def _ping(self, engine: int) -> Any:
+        return self.actors[engine].version.options(concurrency_group="control").remote()
+
+    def _ask(self, what: str, call: Callable[[int], Any], engines: Sequence[int], timeout_s: float) -> dict[int, Any]:
+        """The answer of each engine; one that died or ran out of time is started again and asked again."""
+        answers: dict[int, Any] = {}
+        failure = ""
+        for attempt in range(self.config.max_restarts + 1):
+            owing = [engine for engine in engines if engine not in answers]
+            if attempt:
+                self._revive(owing, failure)
+            calls = {engine: call(engine) for engine in owing}
+            done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)
+            for engine, ref in calls.items():
+                try:
+                    answers[engine] = ray.get(ref, timeout=0 if ref in done else 0.01)
+                except GetTimeoutError:
+                    failure = f"engine {engine} did not finish {what} within {timeout_s:g} s (cluster.engines sets the limit)"
+                    ray.kill(self.actors[engine], no_restart=False)
+                except RayActorError as error:
+                    failure = f"engine {engine} died during {what} ({str(error).splitlines()[0]})"
+            if len(answers) == len(engines):
+                return answers
+            log.warning("%s; it is started again.", failure)
+        raise EngineError(f"{failure}, also after {self.config.max_restarts} new starts.")
+
+    def _revive(self, engines: Sequence[int], failure: str) -> None:
+        """Wait until engines that are being started again answer."""
         try:
-            return ray.get(calls, timeout=timeout_s)
-        except GetTimeoutError:
-            raise EngineError(f"engine {what} did not finish within {timeout_s:g} s (cluster.engines sets the limit).") from None
+            ray.get([self._ping(engine) for engine in engines], timeout=self.config.start_timeout_s)
+        except (GetTimeoutError, RayActorError) as error:
+            raise EngineError(f"{failure}, and it did not start again: {str(error).splitlines()[0]}") from error

@@ -139,11 +139,11 @@ def _ask_judge(items: list[dict[str, Any]], config: JudgeConfig) -> list[dict[st
 
 
 def credit(table: pa.Table, algorithm: Algorithm) -> pa.Table:
-    """Stage 3: the algorithm's credit for each group; evaluation rows get none."""
+    """Stage 3: the algorithm's credit for each group; evaluation and refill rows get none."""
     table = schema.check(table, "judge")
     columns: dict[str, list[Any]] = {name: [] for name, _ in schema.CREDIT}
     for row in table.select(["n", "purpose", "reward", "finish_reason", "response_ids"]).to_pylist():
-        if row["purpose"] == "eval":
+        if row["purpose"] in ("eval", "refill"):
             values: tuple[Any, ...] = ([0.0] * row["n"], [False] * row["n"], False)
         else:
             credit = algorithm.credit(as_group(row))

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import ray
 from ray.actor import ActorHandle
 
 from algorithms.types import Algorithm
 from pipelines.engine_pool import EnginePool
 from pipelines.evaluation import EvaluationConfig
+from pipelines.progress import root_cause
+
+COORDINATOR_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class LearnerConfig:
     threads: int  # of one rank on CPUs
     max_tokens_per_microbatch: int
     stream_timeout_s: float  # the longest wait for a next rollout group
+    max_restarts: int  # of all ranks from the newest checkpoint, after one died
 
 
 @dataclass(frozen=True)
@@ -107,9 +112,25 @@ class LoopConfig:
     resume_from: str | None
     reference_path: str | None = None
 
+    @property
+    def weights_dir(self) -> str:
+        return f"{self.output_dir}/weights"
+
 
 def run_rank(config: LoopConfig) -> None:
-    """What `TorchTrainer` runs on each rank."""
-    from pipelines.train_loop import Loop
+    """What `TorchTrainer` runs on each rank.
 
-    Loop(config).run()
+    Ray Train starts all ranks again after any error. That helps against a rank that died and not against an error in what it was
+    told to do: such an error is left with the coordinator, and ranks that find one there end at once.
+    """
+    if ray.get(config.coordinator.fatal_error.remote(), timeout=COORDINATOR_TIMEOUT_S) is not None:
+        return
+    from pipelines.train_loop import Loop, is_collateral
+
+    try:
+        Loop(config).run()
+    except Exception as error:
+        if not is_collateral(error):
+            reason = root_cause(error)
+            ray.get(config.coordinator.fail.remote(reason), timeout=COORDINATOR_TIMEOUT_S)
+        raise

@@ -121,7 +121,8 @@ def run(tree: dict[str, Any]) -> None:
     print(f"  {len(examples)} examples ({dropped} too long), {updates} updates of {tree['batch_size']}", flush=True)
     output = Path(tree["output_dir"]).resolve()
     output.mkdir(parents=True, exist_ok=True)
-    (output / "progress.jsonl").unlink(missing_ok=True)
+    for name in ("progress.jsonl", "mlflow.jsonl", "mlflow.sent", "mlflow.run"):  # of an earlier fine-tuning into this folder
+        (output / name).unlink(missing_ok=True)
     cluster.connect(make(RayConfig, tree["cluster"]["ray"], "cluster.ray"))
     cluster.check_demand({f"{learner.ranks} trainer ranks": (learner.ranks * learner.num_cpus, learner.ranks * learner.num_gpus)})
     config = SFTConfig(
@@ -139,11 +140,12 @@ def run(tree: dict[str, Any]) -> None:
         run_config=RunConfig(name="ray_train", storage_path=str(output / "ray")),
     )
     tags = {"algorithm": "sft", "git_sha": git_sha(), "config_digest": digest(tree)}
-    tracker = Tracker(make(TrackingConfig, resolve_tracking(tree["tracking"]), "tracking"), None, tree, tags)
+    tracker = Tracker(make(TrackingConfig, resolve_tracking(tree["tracking"]), "tracking"), tree, tags, output)
     with _Follow(output / "progress.jsonl", tracker, updates):
         trainer.fit()
     tracker.tag("checkpoint", str(output))
-    tracker.finish("FINISHED")
+    if unsent := tracker.finish("FINISHED"):
+        print(f"warning: {unsent}", file=sys.stderr)
     print(f"  model written to {output}")
 
 

@@ -12,6 +12,7 @@ os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 import ray
 from ray.actor import ActorHandle
 from ray.train import DataConfig as TrainDataConfig
+from ray.train import FailureConfig
 from ray.train import RunConfig as TrainRunConfig
 from ray.train.torch import TorchTrainer
 
@@ -25,9 +26,10 @@ from pipelines.engine_pool import EnginePool
 from pipelines.entry import command
 from pipelines.prompts import load_tokenizer, stop_ids
 from pipelines.ranks import rank_options
+from pipelines.replay_buffer import tokenizer_hash
 from pipelines.rollout import rollout_dataset
 from pipelines.settings import LoopConfig, read_model_config, run_rank
-from pipelines.tracking import git_sha
+from pipelines.tracking import FLUSH_TIMEOUT_S, git_sha
 from serve import judge
 from serve.verifiers import find
 
@@ -64,8 +66,11 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
 
     cluster.connect(config.ray)
     cluster.check_demand(cluster.demand(config))
-    engines = EnginePool.start(config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed)
-    coordinator = _start_coordinator(config, train, validation, output_dir, resume_from)
+    weights_dir = str(Path(output_dir) / "weights")
+    engines = EnginePool.start(
+        config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed, weights_dir
+    )
+    coordinator = _start_coordinator(config, tokenizer, train, validation, output_dir, resume_from)
     judge.start(config.judge)
     engines.wait_ready()
     # Ray Train would go on from its own notes of an earlier run in this folder; the manifests decide that here.
@@ -74,10 +79,15 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     try:
         with progress.ProgressLine(lambda: cast(Any, ray.get(coordinator.progress.remote(), timeout=5))):
             _trainer(config, coordinator, engines, output_dir, manifest, resume_from).fit()
+        fatal: str | None = cast(Any, ray.get(coordinator.fatal_error.remote(), timeout=60))
+        if fatal is not None:
+            raise RuntimeError(fatal)
         status = "FINISHED"
         final: dict[str, Any] = cast(Any, ray.get(coordinator.progress.remote(), timeout=60))
     finally:
-        ray.get(coordinator.close.remote(status), timeout=60)
+        unsent: str | None = cast(Any, ray.get(coordinator.close.remote(status), timeout=2 * FLUSH_TIMEOUT_S))
+        if unsent:
+            print(f"warning: {unsent}", file=sys.stderr)
     print(_summary(config, final, output_dir, time.perf_counter() - began))
     return final
 
@@ -129,7 +139,12 @@ def _announce(config: RunConfig, tokenizer: Any, train: ProblemSet, validation: 
 
 
 def _start_coordinator(
-    config: RunConfig, train: ProblemSet, validation: ProblemSet, output_dir: str, resume_from: str | None
+    config: RunConfig,
+    tokenizer: Any,
+    train: ProblemSet,
+    validation: ProblemSet,
+    output_dir: str,
+    resume_from: str | None,
 ) -> ActorHandle:
     settings = CoordinatorConfig(
         seed=config.seed,
@@ -137,7 +152,11 @@ def _start_coordinator(
         max_missing_reward=config.max_missing_reward,
         evaluation=config.evaluation,
         eval_max_new_tokens=config.task.max_new_tokens,
+        sampling=config.sampling,
         output_dir=output_dir,
+        replay_url=config.replay_buffer.url or str(Path(output_dir) / "replay"),
+        replay_start_from=config.replay_buffer.start_from,
+        tokenizer_hash=tokenizer_hash(tokenizer),
         tracking=config.tracking,
         params=config.composed,
         tags={
@@ -188,7 +207,9 @@ def _trainer(
         train_loop_config=cast(Any, loop),
         **rank_options(learner),
         # Ray Train wants the checkpoints it is told of inside its own folder.
-        run_config=TrainRunConfig(name=checkpoint.FOLDER, storage_path=output_dir),
+        run_config=TrainRunConfig(
+            name=checkpoint.FOLDER, storage_path=output_dir, failure_config=FailureConfig(max_failures=learner.max_restarts)
+        ),
         datasets={"rollouts": rollout_dataset(coordinator, engines, config.judge, config.algorithm, sampling, config.blocks)},
         dataset_config=UnequalSplit(),
     )

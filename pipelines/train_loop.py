@@ -9,16 +9,16 @@ import ray
 import ray.train
 import torch
 import torch.distributed as dist
+from ray.exceptions import RayActorError
 from ray.train import Checkpoint
 from ray.train.torch import get_device
 
 from algorithms.types import Metrics
 from pipelines import checkpoint, train_state
+from pipelines.engine import restarts
 from pipelines.learner import Learner
-from pipelines.settings import LoopConfig
+from pipelines.settings import COORDINATOR_TIMEOUT_S, LoopConfig
 from pipelines.weight_sync import sync_weights
-
-COORDINATOR_TIMEOUT_S = 300.0
 
 
 class Loop:
@@ -45,6 +45,8 @@ class Loop:
         if resume_from is not None:
             train_state.load(self.learner, resume_from)
             self.version = checkpoint.read_manifest(resume_from)["step"]
+        if self.rank == 0:
+            self.ask("rewind", resume_from)  # ranks that died may have gone further
 
     def run(self) -> None:
         """Steps from where the run stands to its end, with evaluations and checkpoints between them."""
@@ -69,7 +71,8 @@ class Loop:
             with _timed(timings, "update_weights"):
                 self.sync(step)
         if self.rank == 0:
-            self.ask("finish_step", step, metrics | timings)
+            metrics |= timings | {"engine/restarts": float(restarts(self.config.weights_dir))}
+            self.ask("finish_step", step, metrics)
 
     def groups(self, step: int) -> Iterator[dict[str, Any]]:
         """This rank's share of the step's groups as they finish, round after round until the algorithm needs no more."""
@@ -85,7 +88,7 @@ class Loop:
 
     def sync(self, version: int) -> None:
         """Give the engines this rank's part of the weights."""
-        sync_weights(self.learner, self.config.engines, version, f"{self.config.output_dir}/weights", self.config.model.dtype)
+        sync_weights(self.learner, self.config.engines, version, self.config.weights_dir, self.config.model.dtype)
         self.version = version
 
     def evaluate(self, step: int) -> None:
@@ -117,6 +120,11 @@ class Loop:
     def ask(self, method: str, *arguments: Any) -> Any:
         """Call the coordinator and wait for its answer."""
         return ray.get(getattr(self.config.coordinator, method).remote(*arguments), timeout=COORDINATOR_TIMEOUT_S)
+
+
+def is_collateral(error: Exception) -> bool:
+    """Whether an error only says that another process has gone."""
+    return isinstance(error, RayActorError | dist.DistError) or "gloo" in str(error).lower()
 
 
 @contextmanager

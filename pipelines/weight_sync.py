@@ -1,13 +1,17 @@
 """From the trainer's weights to the engines', behind one function; the first backend goes through a folder of safetensors."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from pipelines.checkpoint import write_atomically
 from pipelines.checksum import weights_checksum
+from pipelines.engine import CURRENT
 from pipelines.engine_pool import EnginePool
 from pipelines.learner import Learner
 from pipelines.model import full_state_dict
@@ -31,7 +35,9 @@ def _through_folder(weights: dict[str, torch.Tensor], engines: EnginePool, versi
     target = directory / f"version_{version:06d}"
     target.mkdir(parents=True, exist_ok=True)
     save_file(weights, str(target / "model.safetensors"), metadata={"format": "pt"})
-    engines.load_weights(str(target), version, weights_checksum(weights.values()))
+    current: dict[str, Any] = {"path": str(target), "version": version, "checksum": weights_checksum(weights.values())}
+    write_atomically(directory / CURRENT, json.dumps(current))
+    engines.load_weights(**current)
     for old in directory.glob("version_*"):
         if old != target:
             shutil.rmtree(old)

@@ -1,0 +1,48 @@
+"""Replayed prefixes: states cut from stored rollouts, and the fresh rollouts that refill the store (AC2 3.1, Appendix C)."""
+
+from dataclasses import dataclass
+
+from algorithms.types import PlanState, Problem, PromptRow, StoredTrajectory
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Where prefixes come from: a first-in-first-out buffer of complete rollouts, right or wrong."""
+
+    capacity: int  # trajectories
+    refill_problems: int  # fresh problems per step, one full rollout each
+    cut_grid: int  # tokens; cuts fall on its multiples
+    max_cut_fraction: float  # of a response's length
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "refill_problems", "cut_grid"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"algorithm.replay.{name}={getattr(self, name)}: must be at least 1.")
+        if not 0 <= self.max_cut_fraction < 1:
+            raise ValueError(f"algorithm.replay.max_cut_fraction={self.max_cut_fraction}: must be in [0, 1).")
+
+    def refill(self, state: PlanState, budget: int) -> list[PromptRow]:
+        """Fresh problems without replacement, one rollout each; they enter the buffer and no loss."""
+        return [PromptRow(problem, 1, budget, "refill") for problem in state.fresh_problems(self.refill_problems)]
+
+    def states(self, state: PlanState, count: int) -> list[tuple[Problem, list[int]]]:
+        """`count` problems with a prefix each: the buffer's distinct problems permuted and cycled through, one of a problem's
+        trajectories at random, cut at random. While the buffer is empty fresh problems with empty prefixes stand in."""
+        stored: dict[str, list[StoredTrajectory]] = {}
+        for trajectory in state.trajectories():
+            stored.setdefault(trajectory.problem_id, []).append(trajectory)
+        if not stored:
+            return [(problem, []) for problem in state.fresh_problems(count)]
+        order = state.rng.permutation(sorted(stored))
+        drawn = []
+        for i in range(count):
+            choices = stored[order[i % len(order)]]
+            trajectory = choices[state.rng.integers(len(choices))]
+            cut = self.cut(trajectory.length, state)
+            drawn.append((state.problem(trajectory.problem_id), state.prefix(trajectory, cut)))
+        return drawn
+
+    def cut(self, length: int, state: PlanState) -> int:
+        """Uniform over the multiples of the grid in [0, `max_cut_fraction` x length]; 0 gives the empty prefix."""
+        furthest = int(self.max_cut_fraction * length + 1e-9)  # 0.9 x 10 is 9, whatever binary fractions make of it
+        return self.cut_grid * int(state.rng.integers(furthest // self.cut_grid + 1))

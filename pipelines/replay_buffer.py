@@ -1,0 +1,284 @@
+"""The replay buffer: complete trajectories in Parquet files, first in first out, on a disk or behind any fsspec URL.
+
+An append writes one new file and then the index, so a crash loses nothing that was confirmed and shows nothing that was not. A trim
+moves a mark in the index and rewrites nothing. Only small columns are held in memory: a sample reads the row groups it cuts from.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from algorithms.types import StoredTrajectory
+
+INDEX = "index.json"
+ROW_GROUP_TOKENS = 1 << 19  # what one sample reads at most, unless a single trajectory is longer
+
+SCHEMA = pa.schema(
+    [
+        ("sequence", pa.int64()),  # counts appended trajectories; unique in a buffer
+        ("problem_id", pa.string()),
+        ("data_source", pa.string()),
+        ("ground_truth", pa.string()),
+        ("extra_info", pa.string()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("prefix_len", pa.int32()),  # response tokens that were replayed when this trajectory was made
+        ("response_length", pa.int32()),
+        ("response_ids", pa.list_(pa.int32())),  # prefix and new tokens, stop token included
+        ("rollout_logprobs", pa.list_(pa.float32())),  # of the new tokens only
+        ("policy_versions", pa.list_(pa.struct([("start", pa.int32()), ("version", pa.int32())]))),  # spans of new tokens
+        ("step", pa.int32()),
+        ("finish_reason", pa.string()),
+        ("reward", pa.float32()),  # null where the judge gave none
+        ("reward_status", pa.string()),
+        ("temperature", pa.float32()),
+        ("top_p", pa.float32()),
+        ("top_k", pa.int32()),
+        ("seed", pa.int64()),
+        ("tokenizer_hash", pa.string()),
+    ]
+)
+_LIGHT = ["sequence", "problem_id", "response_length", "reward", "step"]
+
+
+@dataclass(frozen=True)
+class ReplayBufferConfig:
+    """Where a run keeps its trajectories."""
+
+    url: str | None  # a folder or fsspec URL; null is the run's own folder
+    start_from: str | None  # URL of another run's buffer, copied at the start
+
+
+class ReplayError(ValueError):
+    """A buffer that cannot be used here."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a trajectory lies."""
+
+    file: str
+    row_group: int
+    row: int
+
+
+class ReplayBuffer:
+    """The newest `capacity` trajectories under a URL; `state()` and `view` carry it through checkpoints."""
+
+    def __init__(self, url: str, capacity: int, tokenizer_hash: str, view: dict[str, Any] | None = None) -> None:
+        self.url, self.capacity, self.tokenizer_hash = url, capacity, tokenizer_hash
+        self.skipped: list[str] = []  # files that could not be read, with the reason
+        self._fs, self._root = fsspec.core.url_to_fs(url)
+        self._fs.makedirs(self._root, exist_ok=True)
+        self._files: list[str] = []
+        self._next = 0
+        self._entries: list[StoredTrajectory] = []  # oldest first
+        self._places: dict[int, Place] = {}  # by sequence
+        if view is not None:
+            self._open(view)
+
+    @classmethod
+    def copy_of(cls, source: str, url: str, capacity: int, tokenizer_hash: str) -> "ReplayBuffer":
+        """A buffer that begins with what another one holds; ReplayError if there is none or its tokenizer is another."""
+        index = read_index(source)
+        _check_tokenizer(source, index, tokenizer_hash)
+        fs, root = fsspec.core.url_to_fs(source)
+        copy = cls(url, capacity, tokenizer_hash)
+        for name in index["files"]:
+            with fs.open(f"{root}/{name}", "rb") as old, copy._fs.open(f"{copy._root}/{name}", "wb") as new:
+                shutil.copyfileobj(old, new)
+        copy._open(index)
+        copy._write_index()
+        return copy
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def trajectories(self) -> list[StoredTrajectory]:
+        """What the buffer holds, oldest first."""
+        return list(self._entries)
+
+    def prefix(self, trajectory: StoredTrajectory, cut: int) -> list[int]:
+        """The first `cut` response tokens of a trajectory."""
+        if not cut:
+            return []
+        place = self._places[trajectory.sequence]
+        group = _read_row_group(self._fs, f"{self._root}/{place.file}", place.row_group)
+        return group["response_ids"][place.row].values[:cut].to_pylist()
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        """Add trajectories (columns of `SCHEMA` but `sequence` and `tokenizer_hash`); the oldest beyond the capacity leave."""
+        if not rows:
+            return
+        rows = [row | {"sequence": self._next + i, "tokenizer_hash": self.tokenizer_hash} for i, row in enumerate(rows)]
+        table = pa.Table.from_pylist(rows, schema=SCHEMA)
+        _check_alignment(table)
+        name = f"trajectories-{self._next:012d}.parquet"
+        self._write_table(table, name)
+        self._files.append(name)
+        self._next += len(rows)
+        self._take(name, table.select(_LIGHT), _group_sizes(table))
+        self._trim()
+        self._write_index()
+
+    def state(self) -> dict[str, Any]:
+        """The index: which files and which of their trajectories are the buffer now."""
+        oldest = self._entries[0].sequence if self._entries else self._next
+        return {"tokenizer_hash": self.tokenizer_hash, "files": list(self._files), "oldest": oldest, "next": self._next}
+
+    def collect(self, kept: Iterable[str]) -> list[str]:
+        """Delete this buffer's files that neither it nor `kept` (files of checkpoints) names; returns them."""
+        wanted = set(self._files) | set(kept)
+        found = [os.path.basename(path) for path in self._fs.glob(f"{self._root}/trajectories-*.parquet")]
+        dropped = [name for name in found if name not in wanted]
+        for name in dropped:
+            self._fs.rm_file(f"{self._root}/{name}")
+        return dropped
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _open(self, view: dict[str, Any]) -> None:
+        _check_tokenizer(self.url, view, self.tokenizer_hash)
+        for name in view["files"]:
+            try:
+                with self._fs.open(f"{self._root}/{name}", "rb") as stream:
+                    file = pq.ParquetFile(stream)
+                    sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+                    light = file.read(columns=_LIGHT)
+            except (OSError, pa.ArrowException) as error:
+                self.skipped.append(f"{self.url}/{name}: {str(error).splitlines()[0]}")
+                continue
+            self._files.append(name)
+            self._take(name, light, sizes)
+        self._next = view["next"]
+        self._trim(view["oldest"])
+
+    def _take(self, name: str, light: pa.Table, group_sizes: list[int]) -> None:
+        places = [Place(name, group, row) for group, size in enumerate(group_sizes) for row in range(size)]
+        for row, place in zip(light.to_pylist(), places, strict=True):
+            entry = StoredTrajectory(row["sequence"], row["problem_id"], row["response_length"], row["reward"], row["step"])
+            self._entries.append(entry)
+            self._places[entry.sequence] = place
+
+    def _trim(self, oldest: int = 0) -> None:
+        live = [entry for entry in self._entries if entry.sequence >= oldest][-self.capacity :]
+        self._places = {entry.sequence: self._places[entry.sequence] for entry in live}
+        self._entries = live
+        files = {place.file for place in self._places.values()}
+        self._files = [name for name in self._files if name in files]
+
+    def _write_table(self, table: pa.Table, name: str) -> None:
+        temporary = f"{self._root}/.{name}.tmp"
+        with self._fs.open(temporary, "wb") as stream, pq.ParquetWriter(stream, SCHEMA, **_WRITE) as writer:
+            start = 0
+            for size in _group_sizes(table):
+                writer.write_table(table.slice(start, size))
+                start += size
+            writer.close()
+            _flush(stream)
+        self._fs.mv(temporary, f"{self._root}/{name}")
+
+    def _write_index(self) -> None:
+        temporary = f"{self._root}/.{INDEX}.tmp"
+        with self._fs.open(temporary, "w") as stream:
+            json.dump(self.state(), stream)
+            _flush(stream)
+        self._fs.mv(temporary, f"{self._root}/{INDEX}")
+
+
+_WRITE: dict[str, Any] = {"compression": "zstd", "use_dictionary": ["problem_id", "data_source", "tokenizer_hash", "finish_reason"]}
+
+
+def trajectory(row: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
+    """A judged rollout-group row of one continuation as a row of the buffer; `sampling` has temperature, top_p and top_k."""
+    (new,), (logprobs,) = row["response_ids"], row["rollout_logprobs"]
+    carried = ("problem_id", "data_source", "ground_truth", "extra_info", "prompt_ids", "step", "seed")
+    return {
+        **{name: row[name] for name in carried},
+        **sampling,
+        "prefix_len": len(row["prefix_ids"]),
+        "response_ids": [*row["prefix_ids"], *new],
+        "response_length": len(row["prefix_ids"]) + len(new),
+        "rollout_logprobs": logprobs,
+        "policy_versions": [{"start": 0, "version": row["policy_version"]}],
+        **{name: row[name][0] for name in ("finish_reason", "reward", "reward_status")},
+    }
+
+
+def read_index(url: str) -> dict[str, Any]:
+    """The index of the buffer at a URL; ReplayError if there is none."""
+    fs, root = fsspec.core.url_to_fs(url)
+    try:
+        with fs.open(f"{root}/{INDEX}") as stream:
+            return json.load(stream)
+    except FileNotFoundError:
+        raise ReplayError(f"{url}: no replay buffer there ({INDEX} is missing).") from None
+
+
+def live_rows(url: str) -> tuple[list[str], pc.Expression]:
+    """What `pyarrow.dataset` and `ray.data.read_parquet` need to read a buffer: its files, and the filter of rows still in it."""
+    index = read_index(url)
+    return [f"{url.rstrip('/')}/{name}" for name in index["files"]], pc.field("sequence") >= index["oldest"]
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """A fingerprint of what token ids mean: vocabulary, merges and added tokens, not the chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        whole = json.loads(backend.to_str())
+        meaning = json.dumps([whole["model"], whole["added_tokens"]], sort_keys=True)
+    else:
+        meaning = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(meaning.encode()).hexdigest()[:16]
+
+
+def _check_tokenizer(url: str, index: dict[str, Any], expected: str) -> None:
+    if index["tokenizer_hash"] != expected:
+        raise ReplayError(
+            f"{url}: made with tokenizer {index['tokenizer_hash']}, but the model's is {expected}: its token ids mean something else."
+        )
+
+
+def _group_sizes(table: pa.Table) -> list[int]:
+    """Rows per row group: as many as hold `ROW_GROUP_TOKENS` response tokens, at least one."""
+    sizes, tokens = [0], 0
+    for length in table["response_length"].to_pylist():
+        if sizes[-1] and tokens + length > ROW_GROUP_TOKENS:
+            sizes.append(0)
+            tokens = 0
+        sizes[-1] += 1
+        tokens += length
+    return sizes
+
+
+def _check_alignment(table: pa.Table) -> None:
+    """Every new token has its log-probability and every response its length."""
+    lengths = np.asarray(pc.list_value_length(table["response_ids"]))
+    if (lengths != np.asarray(table["response_length"])).any():
+        raise ReplayError("a trajectory's response_length is not the length of its response_ids.")
+    new = lengths - np.asarray(table["prefix_len"])
+    if (new != np.asarray(pc.list_value_length(table["rollout_logprobs"]))).any():
+        raise ReplayError("a trajectory has not exactly one log-probability per new token.")
+
+
+def _flush(stream: Any) -> None:
+    """On a disk: down to it, before the name is there that promises it."""
+    stream.flush()
+    if hasattr(stream, "fileno"):
+        os.fsync(stream.fileno())
+
+
+@lru_cache(maxsize=4)  # several cuts of one step may fall into the same row group
+def _read_row_group(fs: Any, path: str, group: int) -> pa.Table:
+    with fs.open(path, "rb") as stream:
+        return pq.ParquetFile(stream).read_row_group(group, columns=["response_ids"])
