@@ -24,6 +24,7 @@ from pipelines.replay_buffer import ReplayBufferConfig
 from pipelines.settings import CheckpointConfig, LearnerConfig, ModelConfig, OptimizerConfig, read_model_config
 from pipelines.tracking import TrackingConfig, flatten
 from serve.judge import JudgeConfig
+from serve.reward_function import RewardConfig
 
 CONF = Path(__file__).parent.parent / "conf"
 ASSETS = Path(__file__).parent / "assets"
@@ -71,6 +72,7 @@ class RunConfig:
     engines: EngineConfig
     learner: LearnerConfig
     judge: JudgeConfig
+    reward: RewardConfig
     blocks: int
     optimizer: OptimizerConfig
     sampling: Sampling
@@ -174,6 +176,7 @@ def build(tree: dict[str, Any]) -> RunConfig:
         engines=make(EngineConfig, cluster["engines"], "cluster.engines"),
         learner=make(LearnerConfig, cluster["learner"], "cluster.learner"),
         judge=make(JudgeConfig, cluster["judge"], "cluster.judge"),
+        reward=make(RewardConfig, tree["reward"], "reward"),
         blocks=cluster["rollout"]["blocks"],
         optimizer=make(OptimizerConfig, tree["optimizer"], "optimizer"),
         sampling=make(Sampling, tree["sampling"], "sampling"),

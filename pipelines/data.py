@@ -1,18 +1,23 @@
 """Datasets of problems: read whole, checked whole and rendered before anything starts."""
 
+import csv
 import hashlib
+import io
+import itertools
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
+import fsspec
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from algorithms.types import Problem
 from pipelines import testbed
 from pipelines.prompts import render_prompt
+from pipelines.row_formats import RowFormat
 
 
 class DataError(ValueError):
@@ -21,19 +26,22 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where problems come from: files of rows, an embedded world, or a reasoning-gym dataset; exactly one of the three."""
+    """Where problems come from: files of rows, a dataset of the hub, an embedded world, or a reasoning-gym dataset; exactly one."""
 
-    files: list[str] | None = None
+    files: list[str] | None = None  # paths or fsspec URLs of .parquet, .jsonl or .csv
+    hub: str | None = None  # id of a Hugging Face dataset, read through its Parquet conversion
+    hub_config: str = "default"
+    format: RowFormat = field(default_factory=RowFormat)  # of files and of a dataset of the hub
     world: str | None = None
     reasoning_gym: str | None = None
-    split: str = "train"  # of a world
+    split: str = "train"  # of a world or a dataset of the hub
     count: int | None = None  # problems to generate, or to take from the files
     seed: int = 0  # of a reasoning-gym dataset
     reasoning_gym_options: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if sum(source is not None for source in (self.files, self.world, self.reasoning_gym)) != 1:
-            raise DataError("a dataset needs exactly one of files=[...], world=... and reasoning_gym=...")
+        if sum(source is not None for source in (self.files, self.hub, self.world, self.reasoning_gym)) != 1:
+            raise DataError("a dataset needs exactly one of files=[...], hub=..., world=... and reasoning_gym=...")
 
 
 @dataclass(frozen=True)
@@ -45,11 +53,16 @@ class ProblemSet:
     fingerprint: str
 
 
-def load_problems(config: DataConfig, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> ProblemSet:
-    """Read, check and render a dataset; overlong prompts are dropped, by the renderer that the rollout uses, and counted."""
+def load_problems(
+    config: DataConfig, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int, keep_prompts: bool = False
+) -> ProblemSet:
+    """Read, check and render a dataset; overlong prompts are dropped, by the renderer that the rollout uses, and counted.
+
+    `keep_prompts` keeps the prompts as the rows have them in `extra_info.prompt`, for reward functions of TRL's signature.
+    """
     problems, dropped, seen = list[Problem](), 0, dict[str, str]()
     for where, row in _rows(config):
-        problem = _problem(where, row, tokenizer)
+        problem = _problem(where, row, tokenizer, keep_prompts)
         if problem.problem_id in seen:
             raise DataError(f"{where}, column 'problem_id': {problem.problem_id!r} is already that of {seen[problem.problem_id]}.")
         seen[problem.problem_id] = where
@@ -66,28 +79,46 @@ def load_problems(config: DataConfig, tokenizer: PreTrainedTokenizerBase, max_pr
 
 
 def read_rows(file: str) -> list[dict[str, Any]]:
-    """All rows of a Parquet or JSONL file; DataError if it is missing, empty, malformed or of another kind."""
-    path = Path(file)
-    if not path.is_file():
-        raise DataError(f"{file}: no such file.")
-    if path.suffix == ".parquet":
-        try:
-            rows = pq.read_table(path).to_pylist()
-        except Exception as error:
-            raise DataError(f"{file}: not a readable Parquet file ({str(error).splitlines()[0]}).") from error
-    elif path.suffix in (".jsonl", ".json"):
-        rows = []
-        for number, line in enumerate(path.read_text().splitlines()):
-            if line.strip():
-                try:
-                    rows.append(json.loads(line))
-                except json.JSONDecodeError as error:
-                    raise DataError(f"{file}, row {number}: not valid JSON ({error}).") from error
-    else:
-        raise DataError(f"{file}: only .parquet and .jsonl files are read.")
+    """All rows of a Parquet, JSONL or CSV file at a path or fsspec URL; DataError if it is missing, empty or malformed."""
+    suffix = PurePosixPath(file.partition("?")[0]).suffix
+    if suffix not in READERS:
+        raise DataError(f"{file}: only {', '.join(READERS)} files are read.")
+    try:
+        with fsspec.open(file, "rb") as stream:
+            rows = READERS[suffix](file, stream)
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such file.") from None
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{file}: not a readable {suffix} file ({reason}).") from error
     if not rows:
         raise DataError(f"{file}: the file has no rows.")
     return rows
+
+
+def _read_jsonl(file: str, stream: Any) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(stream):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{file}, row {number}: not valid JSON ({error}).") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{file}, row {number}: expected an object, found {type(row).__name__}.")
+        rows.append(row)
+    return rows
+
+
+READERS: dict[str, Callable[[str, Any], list[dict[str, Any]]]] = {
+    ".parquet": lambda _, stream: pq.read_table(stream).to_pylist(),
+    ".jsonl": _read_jsonl,
+    ".json": _read_jsonl,
+    ".csv": lambda _, stream: list(csv.DictReader(io.TextIOWrapper(stream, encoding="utf-8", newline=""))),
+}
 
 
 def _rows(config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -99,13 +130,31 @@ def _rows(config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:
     elif config.reasoning_gym is not None:
         yield from _reasoning_gym_rows(config.reasoning_gym, config)
     else:
-        left = config.count
-        for file in config.files or []:
-            for i, row in enumerate(read_rows(file)):
-                if left is not None and left <= 0:
-                    return
-                left = None if left is None else left - 1
-                yield f"{file}, row {i}", row
+        yield from itertools.islice(_adapted(config), config.count)
+
+
+def _adapted(config: DataConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of all files, in this project's format."""
+    for file in config.files if config.files is not None else _hub_files(config):
+        for i, row in enumerate(read_rows(file)):
+            try:
+                yield f"{file}, row {i}", config.format.adapt(row, f"{PurePosixPath(file).stem}/{i}")
+            except LookupError as error:
+                raise DataError(f"{file}, row {i}: {error.args[0]}.") from None
+
+
+def _hub_files(config: DataConfig) -> list[str]:
+    """The Parquet files to which the Hugging Face hub has converted a dataset."""
+    from huggingface_hub import HfFileSystem
+
+    pattern = f"datasets/{config.hub}@~parquet/{config.hub_config}/{config.split}/*.parquet"
+    try:
+        files = sorted(HfFileSystem().glob(pattern))
+    except Exception as error:
+        raise DataError(f"hub={config.hub}: the hub could not be read ({str(error).splitlines()[0]}).") from error
+    if not files:
+        raise DataError(f"hub={config.hub}: no files at {pattern}; give hub_config and split as the dataset's page has them.")
+    return [f"hf://{file}" for file in files]
 
 
 def _reasoning_gym_rows(name: str, config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -129,7 +178,7 @@ def _reasoning_gym_rows(name: str, config: DataConfig) -> Iterable[tuple[str, di
         )
 
 
-def _problem(where: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Problem:
+def _problem(where: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, keep_prompt: bool) -> Problem:
     source = _column(where, row, "data_source", str)
     prompt = _column(where, row, "prompt", (str, list))
     for i, message in enumerate(prompt if isinstance(prompt, list) else []):
@@ -143,18 +192,13 @@ def _problem(where: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase
     extra = row.get("extra_info") or {}
     if not isinstance(extra, dict):
         raise DataError(f"{where}, column 'extra_info': expected an object, found {type(extra).__name__}.")
-    identity = row.get("problem_id")
-    if identity is None:
-        if extra.get("index") is None:
-            raise DataError(f"{where}: give every row a 'problem_id', or 'extra_info.index' to make one from.")
-        identity = f"{source}/{extra.get('split', '')}/{extra['index']}"
     truth = reward_model["ground_truth"]
     return Problem(
-        problem_id=str(identity),
+        problem_id=str(_column(where, row, "problem_id", (str, int))),
         data_source=source,
         prompt_ids=render_prompt(tokenizer, prompt),
         ground_truth=truth if isinstance(truth, str) else json.dumps(truth),
-        extra_info=json.dumps(extra, default=str),
+        extra_info=json.dumps(extra | {"prompt": prompt} if keep_prompt else extra, default=str),
         reference_solution=row.get("reference_solution"),
     )
 
@@ -169,4 +213,4 @@ def _column(where: str, row: dict[str, Any], name: str, kind: type | tuple[type,
 
 
 def _name(config: DataConfig) -> str:
-    return config.world or config.reasoning_gym or ", ".join(config.files or [])
+    return config.world or config.reasoning_gym or config.hub or ", ".join(config.files or [])

@@ -24,6 +24,7 @@ from pipelines.progress import table
 from pipelines.prompts import load_tokenizer
 from pipelines.rollout import judged_dataset
 from serve import judge
+from serve.reward_function import RewardFunction
 from serve.verifiers import find
 
 
@@ -43,14 +44,15 @@ def run(tree: dict[str, Any]) -> dict[str, float]:
     model = tree["model"] | {"path": model_folder(tree["checkpoint"])}
     config = build(tree | {"model": model, "checkpoint": {"every": 0, "keep_last": 1, "keep_best": 0}})
     tokenizer = load_tokenizer(config.model.path)
-    problems = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens)
-    for problem in problems.problems:
-        find(problem.data_source)
+    reward = RewardFunction.read(config.reward)
+    problems = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
+    for source in {problem.data_source for problem in problems.problems} if reward is None else ():
+        find(source)
     cluster.connect(config.ray)
     parts = cluster.demand(config)
     cluster.check_demand({name: part for name, part in parts.items() if "trainer" not in name})
     engines = EnginePool.start(config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed)
-    judge.start(config.judge)
+    judge.start(config.judge, reward)
     engines.wait_ready()
     rows = evaluate(config, problems.problems, engines)
     metrics = evaluation_metrics(rows, config.evaluation.n, seed=config.seed)
@@ -68,7 +70,9 @@ def evaluate(config: RunConfig, problems: list[Problem], engines: EnginePool) ->
     rows = plan_table(planned, 0, EVAL_ROWS, 0, config.seed)
     blocks = [rows.take(list(range(i, rows.num_rows, config.blocks))) for i in range(min(config.blocks, rows.num_rows))]
     sampling = {"eval": Sampling(evaluation.temperature, evaluation.top_p, evaluation.top_k)}
-    dataset = judged_dataset(ray.data.from_arrow(blocks), engines, config.judge, sampling)
+    dataset = judged_dataset(
+        ray.data.from_arrow(blocks), engines, config.judge, sampling, send_ids=config.reward.signature == "trl"
+    )
     judged = pa.concat_tables(batch for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
     return schema.check(judged, "judge").sort_by("row_id").to_pylist()
 

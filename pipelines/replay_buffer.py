@@ -4,6 +4,7 @@ An append writes one new file and then the index, so a crash loses nothing that 
 moves a mark in the index and rewrites nothing. Only small columns are held in memory: a sample reads the row groups it cuts from.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -245,7 +246,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 def _check_tokenizer(url: str, index: dict[str, Any], expected: str) -> None:
     if index["tokenizer_hash"] != expected:
         raise ReplayError(
-            f"{url}: made with tokenizer {index['tokenizer_hash']}, but the model's is {expected}: its token ids mean something else."
+            f"{url}: made with tokenizer {index['tokenizer_hash']}, but the model's is {expected}; token ids mean something else."
         )
 
 
@@ -274,7 +275,7 @@ def _check_alignment(table: pa.Table) -> None:
 def _flush(stream: Any) -> None:
     """On a disk: down to it, before the name is there that promises it."""
     stream.flush()
-    if hasattr(stream, "fileno"):
+    with contextlib.suppress(OSError, AttributeError):  # no file of this machine
         os.fsync(stream.fileno())
 
 

@@ -61,6 +61,7 @@ def rollout_dataset(
     algorithm: Algorithm,
     sampling: dict[str, Sampling],
     blocks: int,
+    send_ids: bool = False,
 ) -> Dataset:
     """The dataset that a trainer iterates: each pass rolls out what the coordinator planned last."""
     record = partial(_record, coordinator)
@@ -71,6 +72,7 @@ def rollout_dataset(
             judge,
             sampling,
             record,
+            send_ids,
         )
         .map_batches(partial(credit, algorithm=algorithm), **_batches())
         .map_batches(partial(deliver, coordinator=coordinator), **_batches())
@@ -78,11 +80,16 @@ def rollout_dataset(
 
 
 def judged_dataset(
-    rows: Dataset, engines: EnginePool, judge: JudgeConfig, sampling: dict[str, Sampling], record: Record | None = None
+    rows: Dataset,
+    engines: EnginePool,
+    judge: JudgeConfig,
+    sampling: dict[str, Sampling],
+    record: Record | None = None,
+    send_ids: bool = False,
 ) -> Dataset:
     """Planned rows, generated and judged."""
     return rows.map_batches(partial(generate, engines=engines, sampling=sampling, record=record), **_batches()).map_batches(
-        partial(judge_rows, config=judge, record=record), **_batches()
+        partial(judge_rows, config=judge, record=record, send_ids=send_ids), **_batches()
     )
 
 
@@ -100,15 +107,21 @@ def generate(table: pa.Table, engines: EnginePool, sampling: dict[str, Sampling]
     return schema.append(table, {name: [one[name] for one in completions] for name, _ in schema.GENERATE}, "generate")
 
 
-def judge_rows(table: pa.Table, config: JudgeConfig, record: Record | None = None) -> pa.Table:
-    """Stage 2: one reward per continuation, or null with a status; never a 0 that no verifier gave."""
+def judge_rows(table: pa.Table, config: JudgeConfig, record: Record | None = None, send_ids: bool = False) -> pa.Table:
+    """Stage 2: one reward per continuation, or null with a status; never a 0 that no verifier gave.
+
+    `send_ids`: reward functions of TRL's signature may ask for the token ids.
+    """
     table = schema.check(table, "generate")
-    columns = ("data_source", "ground_truth", "extra_info", "response_text")
+    columns = ("row_id", "data_source", "ground_truth", "extra_info", "response_text")
     items = [
-        {"data_source": source, "ground_truth": truth, "extra_info": extra, "response": text}
-        for source, truth, extra, texts in zip(*(table[name].to_pylist() for name in columns), strict=True)
+        {"row_id": row, "data_source": source, "ground_truth": truth, "extra_info": extra, "response": text}
+        for row, source, truth, extra, texts in zip(*(table[name].to_pylist() for name in columns), strict=True)
         for text in texts
     ]
+    if send_ids:
+        every = (ids for responses in table["response_ids"].to_pylist() for ids in responses)
+        items = [item | {"response_ids": ids} for item, ids in zip(items, every, strict=True)]
     with _span(record, "reward", table):
         verdicts = iter(_ask_judge(items, config) if items else [])
     sizes = table["n"].to_pylist()

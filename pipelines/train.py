@@ -31,6 +31,7 @@ from pipelines.rollout import rollout_dataset
 from pipelines.settings import LoopConfig, read_model_config, run_rank
 from pipelines.tracking import FLUSH_TIMEOUT_S, git_sha
 from serve import judge
+from serve.reward_function import RewardFunction
 from serve.verifiers import find
 
 
@@ -55,10 +56,11 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     resume_from, output_dir = _places(config)
     tokenizer = load_tokenizer(config.model.path)
-    train = load_problems(config.task.train, tokenizer, config.task.max_prompt_tokens)
-    validation = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens)
-    for problem in (*train.problems, *validation.problems):
-        find(problem.data_source)
+    reward = RewardFunction.read(config.reward)
+    train = load_problems(config.task.train, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
+    validation = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
+    for source in {problem.data_source for problem in (*train.problems, *validation.problems)} if reward is None else ():
+        find(source)
     manifest = _manifest(config, train)
     if resume_from is not None:
         checkpoint.check_fits(resume_from, manifest)
@@ -71,7 +73,7 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
         config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed, weights_dir
     )
     coordinator = _start_coordinator(config, tokenizer, train, validation, output_dir, resume_from)
-    judge.start(config.judge)
+    judge.start(config.judge, reward)
     engines.wait_ready()
     # Ray Train would go on from its own notes of an earlier run in this folder; the manifests decide that here.
     (Path(output_dir) / checkpoint.FOLDER / "checkpoint_manager_snapshot.json").unlink(missing_ok=True)
@@ -201,7 +203,8 @@ def _trainer(
         resume_from=resume_from,
         reference_path=config.model.path if config.algorithm.needs_reference else None,
     )
-    learner = config.learner
+    learner, send_ids = config.learner, config.reward.signature == "trl"
+    rollouts = rollout_dataset(coordinator, engines, config.judge, config.algorithm, sampling, config.blocks, send_ids)
     return TorchTrainer(
         cast(Any, run_rank),
         train_loop_config=cast(Any, loop),
@@ -210,7 +213,7 @@ def _trainer(
         run_config=TrainRunConfig(
             name=checkpoint.FOLDER, storage_path=output_dir, failure_config=FailureConfig(max_failures=learner.max_restarts)
         ),
-        datasets={"rollouts": rollout_dataset(coordinator, engines, config.judge, config.algorithm, sampling, config.blocks)},
+        datasets={"rollouts": rollouts},
         dataset_config=UnequalSplit(),
     )
 

@@ -15,7 +15,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel, Field
 from ray import serve
 
-from serve.sandbox import Sandbox, SandboxError, SandboxTimeout
+from serve.reward_function import RewardFunction
+from serve.sandbox import Sandbox
 from serve.verifiers import find
 
 APP_NAME, DEPLOYMENT = "judge", "Judge"
@@ -58,64 +59,81 @@ class Verdict(BaseModel):
 class JudgeReplica:
     """Scores batches; no failure of a verifier ever becomes a reward of 0."""
 
-    def __init__(self, sandboxes: int = 1, verifier_timeout_s: float = 10.0) -> None:
+    def __init__(self, sandboxes: int = 1, verifier_timeout_s: float = 10.0, reward: RewardFunction | None = None) -> None:
         self._sandboxes = [Sandbox(verifier_timeout_s) for _ in range(sandboxes)]
         self._turns = itertools.cycle(self._sandboxes)
+        self._reward = reward  # a user's own function, instead of the verifiers
 
     async def score_batch(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Verdicts in the order of the items (the fields of `Item`, `extra_info` as a mapping or as JSON)."""
-        return list(await asyncio.gather(*(self._verdict(item) for item in items)))
+        items = [item | {"extra_info": _mapping(item["extra_info"])} for item in items]
+        if self._reward is None:
+            return list(await asyncio.gather(*(self._verify(item) for item in items)))
+        batches = self._reward.batches(items)
+        scored = await asyncio.gather(*(self._sandboxed(self._reward, [items[i] for i in batch]) for batch in batches))
+        verdicts = {
+            i: verdict for batch, scores in zip(batches, scored, strict=True) for i, verdict in zip(batch, scores, strict=True)
+        }
+        return [verdicts[i] for i in range(len(items))]
 
     @api.post("/score")
     async def score(self, item: Item) -> Verdict:
         """Score one response."""
-        return Verdict(**await self._verdict(item.model_dump()))
+        (verdict,) = await self.score_batch([item.model_dump()])
+        return Verdict(**verdict)
 
     @api.get("/healthz")
     async def healthz(self) -> dict[str, str]:
         """Whether the judge is up."""
         return {"status": "ok"}
 
-    async def _verdict(self, item: dict[str, Any]) -> dict[str, Any]:
+    async def _verify(self, item: dict[str, Any]) -> dict[str, Any]:
         try:
-            extra = item["extra_info"]
-            arguments = (item["response"], item["ground_truth"], json.loads(extra) if isinstance(extra, str) else extra)
             verifier = find(item["data_source"])
             if verifier.killable:
-                reward = await asyncio.to_thread(next(self._turns).score, item["data_source"], *arguments)
-            else:
-                reward = verifier.load()(*arguments)
-        except SandboxTimeout as error:
-            return {"reward": None, "status": f"timeout: {error}"}
-        except SandboxError as error:
-            return {"reward": None, "status": f"error: {error}"}
+                return (await self._sandboxed(item["data_source"], [item]))[0]
+            return _verdict(float(verifier.load()(item["response"], item["ground_truth"], item["extra_info"])))
         except Exception as error:
-            return {"reward": None, "status": f"error: {type(error).__name__}: {error}"[:500]}
-        if not math.isfinite(reward):
-            return {"reward": None, "status": f"error: the verifier returned {reward}"}
-        return {"reward": reward, "status": "ok"}
+            return _verdict(f"error: {type(error).__name__}: {error}"[:500])
+
+    async def _sandboxed(self, scorer: str | RewardFunction, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        scores = await asyncio.to_thread(next(self._turns).score, scorer, items)
+        return [_verdict(score) for score in scores]
 
     def __del__(self) -> None:
         for sandbox in self._sandboxes:
             sandbox.close()
 
 
+def _mapping(extra: str | dict[str, Any]) -> dict[str, Any]:
+    return json.loads(extra) if isinstance(extra, str) else extra
+
+
+def _verdict(score: float | str) -> dict[str, Any]:
+    """A finite number is a reward; anything else is null with its reason."""
+    if isinstance(score, str):
+        return {"reward": None, "status": score}
+    if not math.isfinite(score):
+        return {"reward": None, "status": f"error: the verifier returned {score}"}
+    return {"reward": score, "status": "ok"}
+
+
 Judge: serve.Deployment = serve.deployment(name=DEPLOYMENT)(JudgeReplica)
 
 
-def application(config: JudgeConfig) -> serve.Application:
-    """The judge sized by a configuration."""
+def application(config: JudgeConfig, reward: RewardFunction | None = None) -> serve.Application:
+    """The judge sized by a configuration, with a reward function of the user's own if there is one."""
     return Judge.options(
         autoscaling_config={"min_replicas": config.min_replicas, "max_replicas": config.max_replicas},
         max_ongoing_requests=config.max_ongoing_requests,
         ray_actor_options={"num_cpus": config.num_cpus},
-    ).bind(config.sandboxes, config.verifier_timeout_s)
+    ).bind(config.sandboxes, config.verifier_timeout_s, reward)
 
 
-def start(config: JudgeConfig) -> serve.handle.DeploymentHandle:
+def start(config: JudgeConfig, reward: RewardFunction | None = None) -> serve.handle.DeploymentHandle:
     """Run the judge in the current Ray cluster and return its handle once it answers."""
     serve.start(http_options={"host": "127.0.0.1", "port": config.http_port})
-    return serve.run(application(config), name=APP_NAME, route_prefix="/")
+    return serve.run(application(config, reward), name=APP_NAME, route_prefix="/")
 
 
 @cache

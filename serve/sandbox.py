@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -14,19 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from serve.reward_function import RewardFunction, call
+
 START_TIMEOUT_S = 60.0  # imports of a verifier's libraries, on a busy machine
-
-
-class SandboxTimeout(Exception):
-    """The verifier was still running when its time was up, and has been killed."""
-
-
-class SandboxError(Exception):
-    """The verifier raised, or its process died."""
+GRACE_S = 0.5  # beyond the items' time, for an async function to say which of them took too long
 
 
 class Sandbox:
-    """One subprocess that scores items one at a time; it starts with the first item and again after each kill."""
+    """One subprocess that scores batches one at a time; it starts with the first and again after each kill."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -35,14 +31,19 @@ class Sandbox:
         self._loaded: set[str] = set()
         self._lock = threading.Lock()
 
-    def score(self, data_source: str, response: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
-        """Score one item; raises SandboxTimeout or SandboxError."""
+    def score(self, scorer: str | RewardFunction, items: list[dict[str, Any]]) -> list[float | str]:
+        """Rewards of items by a verifier (named by its data source) or a reward function, or the reason of each that has none."""
         with self._lock:
-            self._load(data_source)
-            reply = self._ask([data_source, response, ground_truth, extra_info], self.timeout_s)
+            try:
+                name = self._load(scorer)
+                reply = self._ask({"scorer": name, "items": items, "timeout_s": self.timeout_s}, self.timeout_s + GRACE_S)
+            except TimeoutError:
+                return [f"timeout: no score within {self.timeout_s:g} s"] * len(items)
+            except BrokenPipeError:
+                return ["error: the verifier's process died"] * len(items)
         if "error" in reply:
-            raise SandboxError(reply["error"])
-        return float(reply["score"])
+            return [f"error: {reply['error']}"] * len(items)
+        return [score if isinstance(score, float) else f"error: {score}" for score in reply["scores"]]
 
     def close(self) -> None:
         """End the subprocess."""
@@ -52,8 +53,8 @@ class Sandbox:
         self._process, self._buffer = None, b""
         self._loaded.clear()
 
-    def _load(self, data_source: str) -> None:
-        """Import the verifier outside the item's own time."""
+    def _load(self, scorer: str | RewardFunction) -> str:
+        """Import the scorer outside the items' own time; returns its name."""
         if self._process is None:
             path = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
             self._process = subprocess.Popen(
@@ -62,13 +63,15 @@ class Sandbox:
                 stdout=subprocess.PIPE,
                 env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             )
-        if data_source not in self._loaded:
-            reply = self._ask([data_source], START_TIMEOUT_S)
-            if "error" in reply:
-                raise SandboxError(reply["error"])
-            self._loaded.add(data_source)
+        name = scorer if isinstance(scorer, str) else f"{scorer.path}:{scorer.name}"
+        if name not in self._loaded:
+            function = None if isinstance(scorer, str) else dataclasses.asdict(scorer)
+            self._ask({"load": name, "function": function}, START_TIMEOUT_S)  # an error is said with every item
+            self._loaded.add(name)
+        return name
 
-    def _ask(self, message: list[Any], timeout_s: float) -> dict[str, Any]:
+    def _ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The reply to a message; TimeoutError or BrokenPipeError after which the process is gone."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -79,33 +82,54 @@ class Sandbox:
             while b"\n" not in self._buffer:
                 left = deadline - time.monotonic()
                 if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
-                    self.close()
-                    raise SandboxTimeout(f"no score within {timeout_s:g} s")
+                    raise TimeoutError
                 chunk = os.read(self._process.stdout.fileno(), 65536)
                 if not chunk:
                     raise BrokenPipeError
                 self._buffer += chunk
-        except BrokenPipeError:
+        except (TimeoutError, BrokenPipeError):
             self.close()
-            raise SandboxError("the verifier's process died") from None
+            raise
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
 
 
+class _Scorers:
+    """The subprocess's side: scorers by name, loaded once."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, tuple[Any, str | None]] = {}  # the function, and its signature if it is a user's
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if "load" in message:
+                self._load(message["load"], message["function"])
+                return {}
+            function, signature = self._functions.get(message["scorer"]) or self._load(message["scorer"], None)
+            if signature is not None:
+                return {"scores": call(function, signature, message["items"], message["timeout_s"])}
+            return {"scores": [float(function(i["response"], i["ground_truth"], i["extra_info"])) for i in message["items"]]}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+    def _load(self, name: str, function: dict[str, Any] | None) -> tuple[Any, str | None]:
+        from serve.verifiers import find
+
+        if function is None:
+            self._functions[name] = (find(name).load(), None)
+        else:
+            own = RewardFunction(**function)
+            self._functions[name] = (own.load(), own.signature)
+        return self._functions[name]
+
+
 def _serve_forever() -> None:
     """The subprocess: replies go to a private copy of stdout, so that nothing a verifier prints is taken for one."""
-    from serve.verifiers import find
-
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
+    scorers = _Scorers()
     for line in sys.stdin.buffer:
-        data_source, *item = json.loads(line)
-        try:
-            score = find(data_source).load()
-            reply: dict[str, Any] = {"score": float(score(*item))} if item else {}
-        except Exception as error:
-            reply = {"error": f"{type(error).__name__}: {error}"[:500]}
-        replies.write(json.dumps(reply).encode() + b"\n")
+        replies.write(json.dumps(scorers.answer(json.loads(line))).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -73,8 +73,8 @@ def test_every_fault_names_file_row_and_column(tmp_path, tokenizer, bad, message
         ("none.jsonl", None, "no such file"),
         ("empty.jsonl", "", "no rows"),
         ("broken.jsonl", '{"a": 1}\n{"b": ', "row 1: not valid JSON"),
-        ("broken.parquet", "not parquet", "not a readable Parquet file"),
-        ("rows.txt", "x", "only .parquet and .jsonl"),
+        ("broken.parquet", "not parquet", "not a readable .parquet file"),
+        ("rows.txt", "x", "only .parquet, .jsonl, .json, .csv files are read"),
     ],
 )
 def test_unreadable_files(tmp_path, tokenizer, name, content, message):

@@ -7,7 +7,7 @@ import types
 import pytest
 
 import serve.verifiers as verifiers
-from serve.sandbox import Sandbox, SandboxError, SandboxTimeout
+from serve.sandbox import Sandbox
 
 HOSTILE = """
 import os, time
@@ -37,29 +37,30 @@ def sandbox(tmp_path, monkeypatch):
     box.close()
 
 
+def score(box, scorer, response, truth=""):
+    (result,) = box.score(scorer, [{"response": response, "ground_truth": truth, "extra_info": {}}])
+    return result
+
+
 def test_a_loop_is_killed_and_the_next_item_is_scored(sandbox):
-    assert sandbox.score("hostile", "four", "", {}) == 4.0
+    assert score(sandbox, "hostile", "four") == 4.0
     start = time.monotonic()
-    with pytest.raises(SandboxTimeout, match="1 s"):
-        sandbox.score("hostile", "loop", "", {})
+    assert score(sandbox, "hostile", "loop") == "timeout: no score within 1 s"
     assert time.monotonic() - start < 30  # it came back at all
-    assert sandbox.score("hostile", "ok", "", {}) == 2.0
+    assert score(sandbox, "hostile", "ok") == 2.0
 
 
 def test_a_dead_process_and_an_exception_are_errors(sandbox):
-    with pytest.raises(SandboxError, match="died"):
-        sandbox.score("hostile", "die", "", {})
-    with pytest.raises(SandboxError, match="RuntimeError: bad response"):
-        sandbox.score("hostile", "raise", "", {})
-    assert sandbox.score("hostile", "ok", "", {}) == 2.0
+    assert score(sandbox, "hostile", "die") == "error: the verifier's process died"
+    assert score(sandbox, "hostile", "raise") == "error: RuntimeError: bad response"
+    assert score(sandbox, "hostile", "ok") == 2.0
 
 
 def test_real_verifiers_run_in_it():
     box = Sandbox(timeout_s=20.0)
     try:
-        assert box.score("math", "\\boxed{2}", "2", {}) == 1.0
-        with pytest.raises(SandboxError, match="no verifier"):
-            box.score("unheard_of", "", "", {})
+        assert score(box, "math", "\\boxed{2}", "2") == 1.0
+        assert "no verifier" in score(box, "unheard_of", "")
     finally:
         box.close()
 
