@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 comma := ,
 READY := $(VENV)/.ready-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: setup demo test test-fast lint format tiny-model curve
+.PHONY: setup demo test test-fast test-faults lint format tiny-model curve
 
 setup: $(READY)
 
@@ -30,7 +30,10 @@ test: setup
 	$(RUN) -m pytest
 
 test-fast: setup
-	$(RUN) -m pytest -m "not engine and not slow"
+	$(RUN) -m pytest -m "not engine and not slow and not faults"
+
+test-faults: setup
+	$(RUN) -m pytest -m faults
 
 lint: setup
 	$(RUN) -m ruff check .

@@ -96,6 +96,8 @@ def truncated_importance_weights(
     metrics = {
         "training/rollout_probs_diff_mean": difference,
         "training/rollout_probs_diff_max": difference,
+        "training/rollout_logprob_diff_mean": (old_logprobs - rollout_logprobs).abs(),
+        "training/rollout_logprob_diff_max": (old_logprobs - rollout_logprobs).abs(),
         "rollout_corr/kl": rollout_logprobs - old_logprobs,
         "rollout_corr/rollout_is_mean": ratio,
         "rollout_corr/rollout_is_max": ratio,

@@ -81,6 +81,7 @@ class RunConfig:
     tracking: TrackingConfig
     replay_buffer: ReplayBufferConfig
     max_missing_reward: float
+    logprob_diff_alarm: float
     composed: dict[str, Any]
 
     @property
@@ -185,7 +186,7 @@ def build(tree: dict[str, Any]) -> RunConfig:
         tracking=make(TrackingConfig, resolve_tracking(tree["tracking"]), "tracking"),
         replay_buffer=make(ReplayBufferConfig, tree["replay_buffer"], "replay_buffer"),
         composed=tree,
-        **{key: tree[key] for key in ("seed", "steps", "output_dir", "resume", "max_missing_reward")},
+        **{key: tree[key] for key in ("seed", "steps", "output_dir", "resume", "max_missing_reward", "logprob_diff_alarm")},
     )
     _check(config)
     return config

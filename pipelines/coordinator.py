@@ -29,6 +29,7 @@ class CoordinatorConfig:
 
     seed: int
     steps: int
+    logprob_diff_alarm: float  # mean difference between engine and trainer above which a step is said to be off
     max_missing_reward: float  # fraction of a step's responses without a reward above which the run stops
     evaluation: EvaluationConfig
     eval_max_new_tokens: int
@@ -197,6 +198,8 @@ class Coordinator:
             metrics[f"{name}_total"] = self._totals[name]
         metrics["training/global_step"] = float(step)
         metrics["training/epoch"] = record.epoch
+        difference = metrics.get("training/rollout_logprob_diff_mean", 0.0)
+        metrics["training/rollout_alarm"] = float(difference > self._config.logprob_diff_alarm)
         metrics["training/restarts"] = float(max(self._starts - 1, 0))
         metrics["training/filter_groups/dropped"] = metrics["training/groups"] - record.kept
         metrics |= self._replay_metrics(step)
@@ -281,6 +284,7 @@ class Coordinator:
             "step_s": self._last.get("timing_s/step"),
             "decode_flops": self._totals["decode/flops"],
             "evaluations": dict(self._evaluations),
+            "alarm": self._last.get("training/rollout_alarm", 0.0) > 0,
             "restarts": max(self._starts - 1, 0),
             "mlflow_run_id": self._tracker.run_id,
             "time": time.time(),

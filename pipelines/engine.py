@@ -37,6 +37,18 @@ class EngineConfig:
     request_timeout_s: float  # of one block's generation; an engine that takes longer is taken for hung
     sync_timeout_s: float
     max_restarts: int  # of one engine that died or hung, in a run
+    weight_sync: str  # checkpoint | nccl
+
+    def __post_init__(self) -> None:
+        if self.weight_sync not in ("checkpoint", "nccl"):
+            raise ValueError(f"cluster.engines.weight_sync={self.weight_sync}: use checkpoint or nccl.")
+        if self.weight_sync == "nccl" and not self.num_gpus:
+            raise ValueError("cluster.engines.weight_sync=nccl needs engines on GPUs; use checkpoint.")
+        if self.weight_sync == "nccl" and self.max_restarts:
+            raise ValueError(
+                "cluster.engines.weight_sync=nccl: an engine that starts again cannot join the group of the others; set "
+                "cluster.engines.max_restarts=0 (the run then goes on from its last checkpoint) or use checkpoint."
+            )
 
 
 @dataclass(frozen=True)
@@ -83,6 +95,8 @@ class Engine:
             "seed": seed,
             "worker_extension_cls": "pipelines.engine_worker.WeightLoader",
         }
+        if config.weight_sync == "nccl":
+            arguments["weight_transfer_config"] = {"backend": "nccl"}
         if config.block_size is not None:
             arguments["block_size"] = config.block_size
         if config.num_gpus:
@@ -128,12 +142,23 @@ class Engine:
                 for kind, value in found.items():
                     if value and value != checksum:
                         raise RuntimeError(f"weights version {version}: {kind} checksum {value} is not the trainer's {checksum}.")
-            if not self._llm.reset_prefix_cache():
-                raise RuntimeError(f"weights version {version}: the prefix cache could not be reset.")
-            self._version = version
-            return {"version": version, "checksum": checksum}
+            return self._take_version(version) | {"checksum": checksum}
 
         return self._call(load).result()
+
+    def transfer(self, method: str, *arguments: Any) -> None:
+        """Call a method of vLLM's weight transfer in every worker of this engine."""
+        self._call(lambda: self._llm.collective_rpc(method, args=arguments)).result()
+
+    def finish_transfer(self, version: int) -> dict[str, Any]:
+        """End a weight transfer: process what arrived, forget all cached prefixes and take the version."""
+
+        def finish() -> dict[str, Any]:
+            self._give_up(f"the trainer went on to weights version {version}")
+            self._llm.collective_rpc("finish_weight_update")
+            return self._take_version(version)
+
+        return self._call(finish).result()
 
     def version(self) -> int:
         """The policy version of the weights; answers once the engine is up."""
@@ -192,6 +217,12 @@ class Engine:
             self._failure = error
             for future in self._waiting.values():
                 future.set_exception(RuntimeError(f"the engine stopped in mid-generation: {error}"))
+
+    def _take_version(self, version: int) -> dict[str, Any]:
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError(f"weights version {version}: the prefix cache could not be reset.")
+        self._version = version
+        return {"version": version}
 
     def _give_up(self, reason: str) -> None:
         self._llm.abort_request(list(self._waiting), internal=False)

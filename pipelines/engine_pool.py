@@ -83,6 +83,23 @@ class EnginePool:
             if confirmed != {"version": version, "checksum": checksum}:
                 raise EngineError(f"weights version {version} ({checksum}) were confirmed as {confirmed}.")
 
+    def transfer(self, method: str, arguments: list[Any] | None = None) -> None:
+        """Call a method of vLLM's weight transfer in all engines at the same time, with an argument for each or none."""
+
+        def call(engine: int) -> Any:
+            own = () if arguments is None else (arguments[engine],)
+            return self.actors[engine].transfer.options(concurrency_group="control").remote(method, *own)
+
+        self._ask(method, call, range(len(self.actors)), self.config.sync_timeout_s)
+
+    def finish_transfer(self, version: int) -> list[dict[str, Any]]:
+        """End a weight transfer in all engines; what each confirms."""
+
+        def call(engine: int) -> Any:
+            return self.actors[engine].finish_transfer.options(concurrency_group="control").remote(version)
+
+        return list(self._ask("finish_transfer", call, range(len(self.actors)), self.config.sync_timeout_s).values())
+
     def stop(self) -> None:
         """End the actors."""
         for actor in self.actors:

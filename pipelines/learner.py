@@ -40,7 +40,7 @@ class Learner:
         reference_path: str | None = None,
     ) -> None:
         self.stream_timeout_s = stream_timeout_s
-        self.config, self.device = optimizer, device
+        self.config, self.model, self.device = optimizer, model, device
         self.mesh: DeviceMesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self.policy = load_policy(model, self.mesh, device, temperature)
         self.reference: Policy | None = None
@@ -48,7 +48,7 @@ class Learner:
             reference = ModelConfig(reference_path, model.dtype, gradient_checkpointing=False)
             self.reference = load_policy(reference, self.mesh, device, temperature).eval().requires_grad_(False)
         self.optimizer = torch.optim.AdamW(
-            self.policy.parameters(),
+            [parameter for parameter in self.policy.parameters() if parameter.requires_grad],
             lr=optimizer.lr,
             betas=(optimizer.betas[0], optimizer.betas[1]),
             eps=optimizer.eps,

@@ -1,18 +1,19 @@
 """The policy as the trainer runs it: a Hugging Face causal LM, sharded by FSDP2, that returns log-probabilities and no logits."""
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from accelerate import init_empty_weights
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pipelines.settings import ModelConfig
+from pipelines.settings import LoRAConfig, ModelConfig
 
 LOGIT_ELEMENTS = 1 << 26  # logits that may stand in memory at once: 256 MiB of float32
 
@@ -30,6 +31,7 @@ class Policy(nn.Module):
                 raise ValueError(f"{type(lm).__name__}: models that scale their logits ({name}) are not supported yet.")
         self.lm = lm
         self.temperature = temperature
+        self.lora_scaling = 0.0  # of adapters, where there are any
         self.softcap: float | None = getattr(lm.config, "final_logit_softcapping", None)
 
     def forward(
@@ -75,10 +77,13 @@ def load_policy(config: ModelConfig, mesh: DeviceMesh, device: torch.device, tem
         with init_empty_weights(include_buffers=False):
             lm = AutoModelForCausalLM.from_config(lm_config, dtype=torch.float32, attn_implementation="sdpa")
         lm.tie_weights()
+    if config.lora is not None:
+        _add_adapters(lm, config.lora)
     if config.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     full = {name: value for name, value in lm.state_dict().items()} if mesh.get_rank() == 0 else {}
     policy = Policy(lm, temperature)
+    policy.lora_scaling = config.lora.alpha / config.lora.rank if config.lora is not None else 0.0
     shard(policy, mesh, config.dtype)
     policy.to_empty(device=device) if mesh.get_rank() else policy.to(device)
     lm.tie_weights()
@@ -90,6 +95,28 @@ def load_policy(config: ModelConfig, mesh: DeviceMesh, device: torch.device, tem
     for buffer in policy.buffers():  # rotary frequencies and the like are in no state dict
         dist.broadcast(buffer, src=0)
     return policy.train()
+
+
+def adapter_config(lora: LoRAConfig) -> Any:
+    """The adapters as peft describes them; without dropout, which would make the trainer's probabilities another policy's."""
+    from peft import LoraConfig
+
+    targets = lora.target_modules
+    return LoraConfig(
+        r=lora.rank, lora_alpha=cast(int, lora.alpha), target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+
+
+def _add_adapters(lm: PreTrainedModel, lora: LoRAConfig) -> None:
+    """Freeze the model and put trainable adapters beside its linear layers, in place; empty where the model is."""
+    from peft import inject_adapter_in_model
+
+    empty = next(lm.parameters()).is_meta
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # runs of one configuration start from the same adapters
+        inject_adapter_in_model(adapter_config(lora), lm, low_cpu_mem_usage=empty)
+    for name, parameter in lm.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
 
 
 def shard(policy: Policy, mesh: DeviceMesh, dtype: str) -> None:
@@ -112,12 +139,26 @@ def _tied(lm: PreTrainedModel) -> bool:
     return lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
 
 
-def full_state_dict(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All weights on the CPU of rank 0 under their Hugging Face names, tied ones once (empty on other ranks); collective."""
-    state: dict[str, Any] = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+def hf_weights(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """All weights under their Hugging Face names, tied ones once and adapters merged, gathered one at a time; collective."""
+    state = policy.state_dict()
     tied = _tied(policy.lm)
-    return {
-        name.removeprefix("lm."): value.to(dtype).contiguous()
-        for name, value in state.items()
-        if not (tied and name == "lm.lm_head.weight")
-    }
+    for name, value in state.items():
+        if ".lora_" in name or (tied and name == "lm.lm_head.weight"):
+            continue
+        full = _gathered(value)
+        stem = name.removesuffix(".base_layer.weight")
+        if stem != name:
+            up, down = _gathered(state[f"{stem}.lora_B.default.weight"]), _gathered(state[f"{stem}.lora_A.default.weight"])
+            full = full + policy.lora_scaling * (up @ down)
+        yield name.removeprefix("lm.").replace(".base_layer", ""), full.to(dtype)
+
+
+def _gathered(value: Any) -> Tensor:
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def full_state_dict(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of `hf_weights` on the CPU of rank 0 (empty on other ranks); collective."""
+    keep = dist.get_rank() == 0
+    return {name: value.cpu().contiguous() for name, value in hf_weights(policy, dtype) if keep}

@@ -62,6 +62,8 @@ def describe(progress: dict[str, Any], elapsed: float) -> str:
         parts += [f"decode {flops(progress['decode_flops'])}", f"ETA {clock(left)}"]
     else:
         parts.append(f"starting trainer and engines, {clock(elapsed)}")
+    if progress["alarm"]:
+        parts.append("ALARM: engine and trainer disagree on log-probabilities (training/rollout_logprob_diff_mean)")
     if progress["restarts"]:
         parts.append(f"trainer restarted {progress['restarts']} x")
     return "  ".join(parts)

@@ -21,12 +21,22 @@ COORDINATOR_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
+class LoRAConfig:
+    """Low-rank adapters: they alone are trained; engines and checkpoints get weights with them merged in."""
+
+    rank: int
+    alpha: float  # adapters count alpha / rank times
+    target_modules: str | list[str]  # names of linear layers, or all-linear
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Which model to train and in what precision."""
 
     path: str
     dtype: str  # float32 | bfloat16, of the computation; master weights are always float32
     gradient_checkpointing: bool
+    lora: LoRAConfig | None = None  # null trains every weight
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "bfloat16"):

@@ -151,6 +151,7 @@ def _start_coordinator(
     settings = CoordinatorConfig(
         seed=config.seed,
         steps=config.steps,
+        logprob_diff_alarm=config.logprob_diff_alarm,
         max_missing_reward=config.max_missing_reward,
         evaluation=config.evaluation,
         eval_max_new_tokens=config.task.max_new_tokens,

@@ -18,7 +18,7 @@ from pipelines import checkpoint, train_state
 from pipelines.engine import restarts
 from pipelines.learner import Learner
 from pipelines.settings import COORDINATOR_TIMEOUT_S, LoopConfig
-from pipelines.weight_sync import sync_weights
+from pipelines.weight_sync import weight_sync
 
 
 class Loop:
@@ -38,6 +38,7 @@ class Loop:
             stream_timeout_s=config.learner.stream_timeout_s,
             reference_path=config.reference_path,
         )
+        self.weights = weight_sync(self.learner, config.engines, config.weights_dir)
         self.shard = ray.train.get_dataset_shard("rollouts")
         self.version = 0
         restored = ray.train.get_checkpoint()
@@ -88,7 +89,7 @@ class Loop:
 
     def sync(self, version: int) -> None:
         """Give the engines this rank's part of the weights."""
-        sync_weights(self.learner, self.config.engines, version, self.config.weights_dir, self.config.model.dtype)
+        self.weights.push(version)
         self.version = version
 
     def evaluate(self, step: int) -> None:

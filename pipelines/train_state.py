@@ -13,9 +13,10 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from pipelines.checkpoint import COORDINATOR, MANIFEST, read_manifest, write_atomically
 from pipelines.learner import Learner
-from pipelines.model import full_state_dict
+from pipelines.model import adapter_config, full_state_dict
+from pipelines.settings import LoRAConfig
 
-MODEL, STATE = "model", "state"
+MODEL, STATE, ADAPTER = "model", "state", "adapter"
 CARRIED = ("config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt")
 
 
@@ -24,6 +25,8 @@ def save(learner: Learner, path: Path, model_path: str, coordinator: dict[str, A
     model, optimizer = get_state_dict(learner.policy, learner.optimizer)
     dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=str(path / STATE))
     save_model_folder(learner, path / MODEL, model_path)
+    if learner.model.lora is not None:
+        _save_adapters(learner, path / ADAPTER, learner.model.lora)
     if dist.get_rank() == 0:
         (path / COORDINATOR).write_text(json.dumps(coordinator, indent=1))
         write_atomically(path / MANIFEST, json.dumps(manifest | {"updates": learner.updates}, indent=1))
@@ -39,6 +42,17 @@ def save_model_folder(learner: Learner, path: Path, model_path: str) -> None:
         for file in Path(model_path).iterdir():
             if file.name in CARRIED or file.name.startswith("tokenizer"):
                 shutil.copy(file, path / file.name)
+
+
+def _save_adapters(learner: Learner, path: Path, lora: LoRAConfig) -> None:
+    """The adapters alone, as `peft.PeftModel.from_pretrained` opens them beside the model they belong to; collective."""
+    state = {name: value for name, value in learner.policy.state_dict().items() if ".lora_" in name}
+    full = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
+    if dist.get_rank() == 0:
+        path.mkdir(parents=True, exist_ok=True)
+        adapter_config(lora).save_pretrained(path)
+        named = {f"base_model.model.{k.removeprefix('lm.').replace('.default', '')}": v.cpu().contiguous() for k, v in full.items()}
+        save_file(named, str(path / "adapter_model.safetensors"), metadata={"format": "pt"})
 
 
 def load(learner: Learner, path: str | Path) -> None:

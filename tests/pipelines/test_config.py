@@ -69,7 +69,7 @@ def test_commands_print_help_configuration_and_errors(capsys):
 
 
 def test_open_mappings_take_keys_of_the_users_own():
-    config = configure("task=reasoning_gym", "+task.train.reasoning_gym_options.min_terms=2")
+    config = configure("task=reasoning_gym", "+task.options.min_terms=2")
     assert config.task.train.reasoning_gym_options == {"min_terms": 2}
 
 

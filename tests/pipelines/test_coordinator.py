@@ -23,6 +23,7 @@ def make(tmp_path, state=None, algorithm=None, **fields):
     settings = CoordinatorConfig(
         seed=0,
         steps=10,
+        logprob_diff_alarm=0.1,
         max_missing_reward=0.5,
         evaluation=run.evaluation,
         eval_max_new_tokens=8,

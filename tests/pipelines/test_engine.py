@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import ray
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
@@ -23,7 +24,7 @@ SAMPLING = Sampling(temperature=0.7)
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster, random_model):
-    config = dataclasses.replace(configure().engines, max_num_seqs=64)
+    config = dataclasses.replace(configure().engines, count=1, threads=2, max_num_seqs=64)
     pool = EnginePool.start(random_model, "float32", 256, config, seed=0)
     pool.wait_ready()
     yield pool
@@ -125,3 +126,27 @@ def test_a_request_that_takes_too_long_is_an_error(pool):
     with pytest.raises(EngineError, match=r"generate did not finish within 0\.001 s"):
         hurried.generate([row(7, tokens=150, version=5)], SAMPLING)
     pool.generate([row(8, version=5)], SAMPLING)  # the engine itself goes on
+
+
+def count_scheduled(engine):
+    """In the engine's process: from now on, count the tokens its forwards compute."""
+    scheduler = engine._llm.engine_core.engine_core.scheduler
+    schedule, engine.scheduled = scheduler.schedule, 0
+
+    def counted(*args, **kwargs):
+        output = schedule(*args, **kwargs)
+        engine.scheduled += output.total_num_scheduled_tokens
+        return output
+
+    scheduler.schedule = counted
+
+
+def test_the_prefill_of_a_prefix_is_paid_once_by_its_group(pool):
+    (actor,) = pool.actors
+    ray.get(actor.__ray_call__.remote(count_scheduled))
+    prefix = [20 + i % 90 for i in range(120)]
+    pool.generate([row(n=16, tokens=1, prefix=prefix, seed=3)], SAMPLING)  # the first token comes out of the prefill
+    computed = ray.get(actor.__ray_call__.remote(lambda engine: engine.scheduled))
+    length, block = len(PROMPT) + len(prefix), pool.config.block_size
+    assert length <= computed <= length + 15 * block  # the other 15 compute no more than their last, partial block
+    assert computed < 16 * length / 4

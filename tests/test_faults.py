@@ -1,0 +1,192 @@
+"""Parts that die or hang in mid-run, for real: the run goes on, no row is lost or counted twice."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import mlflow
+import psutil
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+from pipelines.engine import Sampling, restarts
+from pipelines.engine_pool import EngineError, EnginePool
+from tests.conftest import configure
+from tests.distributed import free_port
+from tests.test_end_to_end import DEADLINE_S, SMALL, command
+
+TINY = str(Path(__file__).parent.parent / "pipelines/assets/tiny")
+
+
+def rows(count, version=3):
+    return [
+        {
+            "row_id": i,
+            "prompt_ids": [3, 20 + i % 50, 30],
+            "prefix_ids": [],
+            "n": 4,
+            "max_new_tokens": 100,
+            "seed": i,
+            "policy_version": version,
+        }
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster, tmp_path_factory):
+    """One engine at weights version 3, that may start again twice in all."""
+    from safetensors.torch import load_file
+
+    from pipelines.checksum import weights_checksum
+    from pipelines.weight_sync import write_current
+
+    weights = tmp_path_factory.mktemp("weights")
+    config = dataclasses.replace(configure().engines, count=1, max_restarts=2)
+    pool = EnginePool.start(TINY, "float32", 256, config, seed=0, weights_dir=str(weights))
+    pool.wait_ready()
+    current = write_current(weights, load_file(f"{TINY}/model.safetensors"), version=3)
+    pool.load_weights(**current)
+    assert current["checksum"] == weights_checksum(load_file(f"{TINY}/model.safetensors").values())
+    yield pool, str(weights)
+    pool.stop()
+
+
+def generating(pool, count, **limits):
+    """Start generating in a thread; the thread, where its result will be, and the engine's process."""
+    patient = dataclasses.replace(pool, config=dataclasses.replace(pool.config, **limits))
+    (pid,) = ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in pool.actors])
+    result: dict = {}
+
+    def run():
+        try:
+            result["completions"] = patient.generate(rows(count), Sampling(1.0))
+        except EngineError as error:
+            result["error"] = error
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(1.0)
+    assert thread.is_alive(), "generation was over before the fault"
+    return thread, result, pid
+
+
+@pytest.mark.engine
+def test_an_engine_killed_in_mid_generation_starts_again_with_the_current_weights(pool):
+    pool, weights = pool
+    thread, result, pid = generating(pool, 512)
+    os.kill(pid, signal.SIGKILL)
+    thread.join(timeout=DEADLINE_S)
+    assert [len(c["response_ids"]) for c in result["completions"]] == [4] * 512  # every row once, from version 3
+    assert {c["policy_version"] for c in result["completions"]} == {3}
+    assert restarts(weights) == 1
+
+
+@pytest.mark.engine
+def test_an_engine_that_hangs_meets_its_deadline_and_is_replaced(pool):
+    pool, weights = pool
+    thread, result, pid = generating(pool, 256, request_timeout_s=15.0)
+    os.kill(pid, signal.SIGSTOP)
+    thread.join(timeout=DEADLINE_S)
+    assert [len(c["response_ids"]) for c in result["completions"]] == [4] * 256
+    assert restarts(weights) == 2
+
+
+def processes(root, name):
+    """Processes below `root` whose title says that they are a part of Ray by this name."""
+    return [p for p in psutil.Process(root).children(recursive=True) if any(name in part for part in p.cmdline())]
+
+
+class Run:
+    """A training run that the test watches and damages."""
+
+    def __init__(self, workspace, *arguments):
+        self.output, self.log = workspace / "out", workspace / "log"
+        with open(self.log, "w") as stream:
+            self.process = subprocess.Popen(
+                command("pipelines.train", *SMALL, f"output_dir={self.output}", *arguments), stdout=stream, stderr=stream
+            )
+
+    def wait_for_step(self, step):
+        deadline = time.monotonic() + DEADLINE_S
+        while not (self.output / "rollouts" / f"step_{step:06d}.parquet").exists():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.1)
+
+    def kill_one(self, name):
+        victim = processes(self.process.pid, name)[0]
+        victim.kill()
+
+
+@pytest.mark.faults
+def test_judge_engine_and_rank_are_killed_while_mlflow_is_away_and_the_run_ends_well(tmp_path):
+    ray.shutdown()
+    port = free_port()
+    uri = f"http://127.0.0.1:{port}"
+    run = Run(tmp_path, "steps=8", f"tracking.uri={uri}", "tracking.artifacts=null", "evaluation.every=0")
+    run.wait_for_step(1)
+    run.kill_one("ServeReplica")
+    run.wait_for_step(2)
+    run.kill_one("Engine")
+    run.wait_for_step(4)
+    run.kill_one("RayTrainWorker")
+    assert run.process.wait(timeout=2 * DEADLINE_S) == 0, run.log.read_text()
+    for step in range(1, 9):
+        table = pq.read_table(run.output / "rollouts" / f"step_{step:06d}.parquet")
+        assert table.num_rows == 8
+        assert all(reward is not None for group in table["reward"].to_pylist() for reward in group)
+        assert set(table["policy_version"].to_pylist()) == {step - 1}
+    told = run.log.read_text()
+    assert "records did not reach MLflow" in told
+    assert "trainer restarted 1 x" in told
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        send_when_back(run.output)
+        client = mlflow.MlflowClient(uri)
+        (found,) = client.search_runs([client.get_experiment_by_name("chain_arithmetic").experiment_id])
+        steps = {m.step for m in client.get_metric_history(found.info.run_id, "actor/pg_loss")}
+        assert steps == set(range(1, 9))
+        assert found.data.metrics["engine/restarts"] == 1
+        assert found.data.metrics["training/restarts"] == 1
+        assert found.info.status == "FINISHED"
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def send_when_back(output):
+    """The one command, tried until the server is up."""
+    deadline = time.monotonic() + 120
+    while subprocess.run([sys.executable, "-m", "pipelines.tracking", str(output)], capture_output=True).returncode:
+        assert time.monotonic() < deadline
+        time.sleep(2)
+
+
+@pytest.mark.faults
+def test_an_error_in_what_the_run_was_told_ends_it_with_its_reason(tmp_path):
+    ray.shutdown()
+    reward = tmp_path / "mine.py"
+    reward.write_text("def broken(data_source, solution_str, ground_truth, extra_info):\n    raise KeyError('no such rubric')\n")
+    run = Run(
+        tmp_path,
+        "steps=2",
+        f"reward.path={reward}",
+        "reward.name=broken",
+        "evaluation.every=0",
+        f"tracking.uri=sqlite:///{tmp_path}/mlflow.db",
+    )
+    assert run.process.wait(timeout=DEADLINE_S) == 1
+    told = run.log.read_text()
+    assert "step 1: 100% of the responses got no reward, more than max_missing_reward=50%" in told
+    assert "KeyError: 'no such rubric'" in told
