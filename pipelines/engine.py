@@ -72,7 +72,7 @@ class Engine:
     """Steps a vLLM `LLMEngine` in one thread while callers wait for their groups: continuous batching across all of them."""
 
     def __init__(
-        self, model_path: str, dtype: str, max_model_len: int, config: EngineConfig, seed: int, weights_dir: str | None
+        self, model_path: str, dtype: str, max_model_len: int, config: EngineConfig, seed: int, weights_dir: str | None = None
     ) -> None:
         # vLLM and transformers load here and not with the module: every stage of the rollout dataset imports it.
         from vllm import EngineArgs, LLMEngine

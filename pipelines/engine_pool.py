@@ -5,18 +5,19 @@ asked once more for what it still owes.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from pipelines.engine import Engine, EngineConfig, Sampling, environment
 
 CONCURRENT_BLOCKS = 256
-PING_TIMEOUT_S = 20.0
+POLL_S = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -123,17 +124,28 @@ class EnginePool:
                     answers[engine] = ray.get(ref, timeout=0 if ref in done else 0.01)
                 except GetTimeoutError:
                     failure = f"engine {engine} did not finish {what} within {timeout_s:g} s (cluster.engines sets the limit)"
-                    ray.kill(self.actors[engine], no_restart=False)
+                    if attempt < self.config.max_restarts:
+                        ray.kill(self.actors[engine], no_restart=False)
                 except RayActorError as error:
                     failure = f"engine {engine} died during {what} ({str(error).splitlines()[0]})"
             if len(answers) == len(engines):
                 return answers
             log.warning("%s; it is started again.", failure)
-        raise EngineError(f"{failure}, also after {self.config.max_restarts} new starts.")
+        raise EngineError(
+            f"{failure}, also after {self.config.max_restarts} new starts." if self.config.max_restarts else f"{failure}."
+        )
 
     def _revive(self, engines: Sequence[int], failure: str) -> None:
-        """Wait until engines that are being started again answer."""
-        try:
-            ray.get([self._ping(engine) for engine in engines], timeout=self.config.start_timeout_s)
-        except (GetTimeoutError, RayActorError) as error:
-            raise EngineError(f"{failure}, and it did not start again: {str(error).splitlines()[0]}") from error
+        """Wait until engines that are being started again answer; until they do, calls to them fail at once."""
+        deadline = time.monotonic() + self.config.start_timeout_s
+        for engine in engines:
+            while True:
+                try:
+                    ray.get(self._ping(engine), timeout=max(deadline - time.monotonic(), 0.1))
+                    break
+                except ActorUnavailableError:
+                    time.sleep(POLL_S)
+                except (GetTimeoutError, RayActorError) as error:
+                    raise EngineError(f"{failure}, and it did not start again: {str(error).splitlines()[0]}") from error
+                if time.monotonic() > deadline:
+                    raise EngineError(f"{failure}, and it did not start again within {self.config.start_timeout_s:g} s.")

@@ -226,10 +226,10 @@ def read_index(url: str) -> dict[str, Any]:
         raise ReplayError(f"{url}: no replay buffer there ({INDEX} is missing).") from None
 
 
-def live_rows(url: str) -> tuple[list[str], pc.Expression]:
-    """What `pyarrow.dataset` and `ray.data.read_parquet` need to read a buffer: its files, and the filter of rows still in it."""
+def live_rows(url: str) -> tuple[list[str], int]:
+    """A buffer's files, and the least `sequence` of the rows that are still in it: older ones have left and are not rewritten."""
     index = read_index(url)
-    return [f"{url.rstrip('/')}/{name}" for name in index["files"]], pc.field("sequence") >= index["oldest"]
+    return [f"{url.rstrip('/')}/{name}" for name in index["files"]], index["oldest"]
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

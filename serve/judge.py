@@ -55,6 +55,20 @@ class Verdict(BaseModel):
     status: str
 
 
+# Defined before the class: Serve takes a copy of it, with what it knows at that moment.
+def _mapping(extra: str | dict[str, Any]) -> dict[str, Any]:
+    return json.loads(extra) if isinstance(extra, str) else extra
+
+
+def _verdict(score: float | str) -> dict[str, Any]:
+    """A finite number is a reward; anything else is null with its reason."""
+    if isinstance(score, str):
+        return {"reward": None, "status": score}
+    if not math.isfinite(score):
+        return {"reward": None, "status": f"error: the verifier returned {score}"}
+    return {"reward": score, "status": "ok"}
+
+
 @serve.ingress(api)
 class JudgeReplica:
     """Scores batches; no failure of a verifier ever becomes a reward of 0."""
@@ -103,19 +117,6 @@ class JudgeReplica:
     def __del__(self) -> None:
         for sandbox in self._sandboxes:
             sandbox.close()
-
-
-def _mapping(extra: str | dict[str, Any]) -> dict[str, Any]:
-    return json.loads(extra) if isinstance(extra, str) else extra
-
-
-def _verdict(score: float | str) -> dict[str, Any]:
-    """A finite number is a reward; anything else is null with its reason."""
-    if isinstance(score, str):
-        return {"reward": None, "status": score}
-    if not math.isfinite(score):
-        return {"reward": None, "status": f"error: the verifier returned {score}"}
-    return {"reward": score, "status": "ok"}
 
 
 Judge: serve.Deployment = serve.deployment(name=DEPLOYMENT)(JudgeReplica)

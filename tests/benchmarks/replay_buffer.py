@@ -1,8 +1,8 @@
-"""The replay buffer at the paper's scale: `python -m tests.benchmarks.replay_buffer [--tokens 50000] [--keep DIR]`
+"""The replay buffer at the paper's scale: `python -m tests.benchmarks.replay_buffer [--tokens 50000]`
 
-For 256 trajectories (the main run's buffer, 192 appended per step) and 1,920 (the stale variant's, all at once), of 50,000 tokens each:
-seconds to append, to draw and cut 192 prefixes, and to open the buffer again in a new process; bytes on disk, and the largest
-resident memory of each process beyond what it had before.
+For 256 trajectories (the main run's buffer) and 1,920 (the stale variant's), of 50,000 tokens each, appended 192 at a time: seconds
+to append, to draw and cut 192 prefixes, and to open the buffer again in a new process; bytes on disk, and the largest resident
+memory of each process beyond what it had before.
 """
 
 import argparse
@@ -100,9 +100,7 @@ def main() -> None:
     if args.child:
         print(json.dumps(child(args.child[0], args.child[1], int(args.child[2]), args.tokens)))
         return
-    print(
-        f"{'trajectories':>12}{'append':>10}{'per 192':>10}{'restart':>10}{'sample 192':>12}{'on disk':>11}{'append mem':>12}{'sample mem':>12}"
-    )
+    print("trajectories    append   per 192   restart  sample 192    on disk  append mem  sample mem")
     for capacity in (256, 1920):
         with tempfile.TemporaryDirectory() as folder:
             results = {}

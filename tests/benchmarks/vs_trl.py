@@ -1,9 +1,9 @@
 """The same training through TRL's GRPOTrainer and through this project, on this machine, one after the other:
 `python -m tests.benchmarks.vs_trl [--generations 5] [--env outputs/trl]`
 
-Same tiny model, prompts, group size (32 x 8), response budget (104 tokens) and two updates per generation, float32 on the CPU. TRL, its
-newest release, is installed into an environment of its own. Printed: tokens per second end to end (prompt and new tokens over the
-wall time of a whole step), the median after a warm-up.
+Same tiny model, prompts, group size (32 x 8), response budget (104 tokens) and two updates per generation, float32 on the CPU. TRL,
+its newest release, is installed into an environment of its own. Printed: tokens per second end to end (prompt and new tokens over
+the wall time of a whole step), the median after a warm-up.
 """
 
 import argparse
