@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from algorithms.flops import DecodingCost
+from algorithms.replay import Replay
 from algorithms.types import Problem
 from pipelines import schema
 from pipelines.coordinator import Coordinator, CoordinatorConfig
@@ -40,18 +41,21 @@ def make(tmp_path, state=None, algorithm=None, **fields):
     return Coordinator(settings, algorithm, PROBLEMS, PROBLEMS[:2], DecodingCost(10, 1), state)
 
 
-def answer(table, rewards, algorithm=None):
-    """The planned table with responses of two tokens and the given rewards per row, credited."""
-    rows = table.num_rows
+def answer(table, rewards, algorithm=None, tokens=2):
+    """The planned table with responses of some tokens and the given rewards per row, credited."""
     generated = {
-        "response_ids": [[[5, 6]] * n for n in table["n"].to_pylist()],
+        "response_ids": [[list(range(5, 5 + tokens))] * n for n in table["n"].to_pylist()],
         "response_text": [["x"] * n for n in table["n"].to_pylist()],
-        "rollout_logprobs": [[[-0.1, -0.2]] * n for n in table["n"].to_pylist()],
+        "rollout_logprobs": [[[-0.1] * tokens] * n for n in table["n"].to_pylist()],
         "finish_reason": [["stop"] * n for n in table["n"].to_pylist()],
     }
     table = schema.append(table, generated, "generate")
-    status = [["ok" if r is not None else "error: gone" for r in rewards]] * rows
-    table = schema.append(table, {"reward": [rewards] * rows, "reward_status": status}, "judge")
+    status = ["ok" if r is not None else "error: gone" for r in rewards]
+    judged = {
+        "reward": [rewards[:n] for n in table["n"].to_pylist()],
+        "reward_status": [status[:n] for n in table["n"].to_pylist()],
+    }
+    table = schema.append(table, judged, "judge")
     return credit(table, algorithm or configure().algorithm)
 
 
@@ -175,3 +179,82 @@ def test_steps_are_written_as_parquet(tmp_path):
     assert table.schema.equals(schema.STAGES["credit"])
     assert table.num_rows == 4
     assert np.asarray(table["step"]).tolist() == [1] * 4
+
+
+REPLAY = Replay(capacity=6, refill_problems=3, cut_grid=4, max_cut_fraction=0.9)
+
+
+def replayed_step(coordinator, k):
+    """A step of Prefix GRPO: three refills and four groups of two."""
+    assert coordinator.plan(k, 0, k - 1) == 7
+    table = coordinator.rows(0, 1)
+    coordinator.ingest(answer(table, [1.0, 0.0], tokens=20))
+    return table, coordinator.finish_step(k, {})
+
+
+def test_refills_enter_the_buffer_and_feed_the_next_plan(tmp_path):
+    coordinator = make(tmp_path, replay=REPLAY)
+    table, metrics = replayed_step(coordinator, 1)
+    assert table["purpose"].to_pylist() == ["refill"] * 3 + ["train"] * 4
+    assert table["n"].to_pylist() == [1] * 3 + [2] * 4
+    assert not any(table["prefix_ids"].to_pylist())  # the buffer was empty: fresh problems stood in
+    assert (metrics["replay/size"], metrics["training/groups"], metrics["refill/score/mean"]) == (3, 4, 1.0)
+    assert metrics["decode/tokens"] == (3 + 8) * 20
+    refilled = set(table["problem_id"].to_pylist()[:3])
+    table, metrics = replayed_step(coordinator, 2)
+    rows = [row for row in table.to_pylist() if row["purpose"] == "train"]
+    assert {row["problem_id"] for row in rows} == refilled
+    for row in rows:
+        assert row["prefix_ids"] == list(range(5, 5 + len(row["prefix_ids"])))
+        assert len(row["prefix_ids"]) in (0, 4, 8, 12, 16)
+        assert row["max_new_tokens"] + len(row["prefix_ids"]) == coordinator._algorithm.max_new_tokens
+    replayed_step(coordinator, 3)
+    assert [t.step for t in coordinator.trajectories()] == [2, 2, 2, 3, 3, 3]
+
+
+def test_refills_get_no_credit_and_stay_out_of_the_trainer(tmp_path):
+    coordinator = make(tmp_path, replay=REPLAY)
+    coordinator.plan(1, 0, 0)
+    credited_rows = answer(coordinator.rows(0, 1), [1.0, 0.0]).to_pylist()
+    assert [row["keep"] for row in credited_rows] == [False] * 3 + [True] * 4
+    assert credited_rows[0]["actor_mask"] == [False]
+
+
+def test_a_restored_coordinator_replays_the_same_prefixes(tmp_path):
+    first = make(tmp_path, replay=REPLAY)
+    for k in (1, 2):
+        replayed_step(first, k)
+    second = make(tmp_path, json.loads(json.dumps(first.state())), replay=REPLAY)
+    for k in (3, 4, 5):
+        mine, other = replayed_step(first, k)[0], replayed_step(second, k)[0]
+        assert mine.equals(other)
+        assert any(mine["prefix_ids"].to_pylist())
+
+
+def test_a_trainer_that_starts_again_takes_the_coordinator_back_with_it(tmp_path):
+    coordinator = make(tmp_path, replay=REPLAY)
+    replayed_step(coordinator, 1)
+    saved = tmp_path / "checkpoints" / "step_000001"
+    saved.mkdir(parents=True)
+    (saved / "coordinator.json").write_text(json.dumps(coordinator.state()))
+    (saved / "manifest.json").write_text("{}")
+    coordinator.rewind(None)  # as at the start of every run
+    coordinator.rewind(str(saved))
+    table, _ = replayed_step(coordinator, 2)
+    late = answer(table, [1.0, 0.0])  # of the ranks that died: their step is over
+    coordinator.ingest(late)
+    replayed_step(coordinator, 3)
+    coordinator.rewind(str(saved))
+    again, metrics = replayed_step(coordinator, 2)
+    assert again.equals(table)
+    assert metrics["training/restarts"] == 2
+    names = {path.name for path in (tmp_path / "replay").glob("*.parquet")}
+    assert set(coordinator.state()["replay"]["files"]) <= names  # nothing that is needed was deleted
+
+
+def test_an_error_that_starting_again_would_not_mend_is_kept(tmp_path):
+    coordinator = make(tmp_path)
+    assert coordinator.fatal_error() is None
+    coordinator.fail("first")
+    coordinator.fail("second")
+    assert coordinator.fatal_error() == "first"
