@@ -229,7 +229,7 @@ def _summary(config: RunConfig, final: dict[str, Any], output_dir: str, seconds:
         ("decoding", progress.flops(final["decode_flops"])),
         ("wall time", progress.clock(seconds)),
         ("checkpoint", str(checkpoint.complete(output_dir)[-1])),
-        ("MLflow run", f"{final['mlflow_run_id']} in {config.tracking.uri}"),
+        ("MLflow run", f"{final['mlflow_run_id'] or 'not there yet'} in {config.tracking.uri}"),
         ("compare runs", f"mlflow ui --backend-store-uri {config.tracking.uri}"),
     ]
     return "\n" + progress.table(rows)
