@@ -19,6 +19,8 @@ from pipelines import testbed
 from pipelines.prompts import render_prompt
 from pipelines.row_formats import RowFormat
 
+EXAMPLES_SEED = 2**31 - 1  # of the solved examples of a reasoning-gym dataset, apart from the seeds of problems
+
 
 class DataError(ValueError):
     """A dataset that cannot be used; the message names file, row and column."""
@@ -38,6 +40,7 @@ class DataConfig:
     count: int | None = None  # problems to generate, or to take from the files
     seed: int = 0  # of a reasoning-gym dataset
     reasoning_gym_options: dict[str, Any] | None = None
+    few_shot: int = 0  # solved examples before each problem of a reasoning-gym dataset, for models that need to be shown the form
 
     def __post_init__(self) -> None:
         if sum(source is not None for source in (self.files, self.hub, self.world, self.reasoning_gym)) != 1:
@@ -163,14 +166,20 @@ def _reasoning_gym_rows(name: str, config: DataConfig) -> Iterable[tuple[str, di
     options = dict(config.reasoning_gym_options or {})
     try:
         dataset = reasoning_gym.create_dataset(name, size=config.count or 1024, seed=config.seed, **options)
+        shown = reasoning_gym.create_dataset(name, size=config.few_shot, seed=EXAMPLES_SEED, **options) if config.few_shot else []
     except Exception as error:
         raise DataError(f"reasoning_gym={name}: the dataset could not be made ({error}).") from error
+    examples = [
+        {"role": role, "content": str(example[part])}
+        for example in shown
+        for role, part in (("user", "question"), ("assistant", "answer"))
+    ]
     for i, entry in enumerate(dataset):
         yield (
             f"reasoning-gym {name}, row {i}",
             {
                 "data_source": f"reasoning_gym/{name}",
-                "prompt": [{"role": "user", "content": entry["question"]}],
+                "prompt": [*examples, {"role": "user", "content": entry["question"]}],
                 "reward_model": {"style": "rule", "ground_truth": str(entry["answer"])},
                 "extra_info": {"index": i, "options": options, "entry": entry},
                 "problem_id": f"{name}/{config.seed}/{i}",

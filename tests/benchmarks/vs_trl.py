@@ -25,7 +25,7 @@ MODEL = Path(__file__).parent.parent.parent / "pipelines/assets/tiny"
 def environment(folder: Path) -> str:
     """A Python with TRL; made if there is none."""
     python = folder / "bin" / "python"
-    if not (folder / "bin" / "trl").exists():
+    if subprocess.run([str(python), "-c", "import trl"], capture_output=True).returncode if python.exists() else True:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", "trl", "torch==2.13.0"], check=True)
     return str(python)

@@ -92,6 +92,10 @@ def test_no_usable_problem(tmp_path, tokenizer):
 def test_reasoning_gym_rows(tokenizer):
     loaded = load_problems(DataConfig(reasoning_gym="chain_sum", count=4, seed=3), tokenizer, 200)
     assert {p.data_source for p in loaded.problems} == {"reasoning_gym/chain_sum"}
+    shown = load_problems(DataConfig(reasoning_gym="chain_sum", count=1, seed=3, few_shot=1), tokenizer, 300).problems[0]
+    text = tokenizer.decode(shown.prompt_ids)
+    assert text.count("<|user|>") == 2
+    assert text.endswith(tokenizer.decode(loaded.problems[0].prompt_ids))
     with pytest.raises(DataError, match="chain_summ"):
         load_problems(DataConfig(reasoning_gym="chain_summ"), tokenizer, 200)
 
