@@ -5,10 +5,14 @@ import os
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import hypothesis
 import pytest
 
 from pipelines.config import RunConfig, build, compose
 from pipelines.entry import resolved
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # machines are busy; time decides nothing here
+hypothesis.settings.load_profile("untimed")
 
 
 def configure(*overrides: str) -> RunConfig:

@@ -20,6 +20,7 @@ from tests.distributed import free_port
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 DEADLINE_S = 420
+SMOLLM2 = Path("models/smollm2-135m")
 SMALL = [
     "algorithm.problems_per_step=8",
     "algorithm.group_size=4",
@@ -55,7 +56,15 @@ def workspace(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def settings(workspace) -> list[str]:
-    return [*SMALL, "steps=4", f"tracking.uri=sqlite:///{workspace}/mlflow.db", f"tracking.artifacts={workspace}/artifacts"]
+    """Prefix GRPO: its first step starts from the prompts as GRPO does, the others from what the replay buffer holds."""
+    replay = ["algorithm=prefix_grpo", "algorithm.replay.refill_problems=8", "algorithm.replay.capacity=12"]
+    return [
+        *replay,
+        *SMALL,
+        "steps=4",
+        f"tracking.uri=sqlite:///{workspace}/mlflow.db",
+        f"tracking.artifacts={workspace}/artifacts",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +94,8 @@ def resumed(killed, settings) -> dict:
 
 def test_a_resumed_run_draws_the_same_next_batch(resumed):
     again = pq.read_table(resumed["output"] / "rollouts" / "step_000003.parquet").to_pylist()
-    for column in ("row_id", "problem_id", "prompt_ids", "seed", "policy_version", "n"):
+    assert any(row["prefix_ids"] for row in again)
+    for column in ("row_id", "problem_id", "prompt_ids", "prefix_ids", "purpose", "seed", "policy_version", "n"):
         assert [row[column] for row in again] == [row[column] for row in resumed["third"]], column
     same = sum(a["response_ids"] == b["response_ids"] for a, b in zip(again, resumed["third"], strict=True))
     assert same >= len(again) - 1  # the same weights and seeds; a tie in float32 may fall differently
@@ -171,3 +181,27 @@ def test_fine_tuning_lowers_the_loss_and_writes_a_model(workspace):
     )
     assert AutoModelForCausalLM.from_pretrained(output).config.model_type == "qwen3"
     assert [json.loads(line)["step"] for line in (output / "progress.jsonl").read_text().splitlines()] == [20]
+
+
+@pytest.mark.skipif(not SMOLLM2.exists(), reason=f"{SMOLLM2} is not there: python -m pipelines.fetch_model smollm2-135m")
+def test_a_real_pretrained_model_is_trained(workspace):
+    output = workspace / "smollm2"
+    run(
+        "pipelines.train",
+        "experiment=smollm2_chain_sum",
+        "steps=2",
+        "algorithm.problems_per_step=4",
+        "algorithm.group_size=4",
+        "evaluation.every=0",
+        "tracking.system_metrics=false",
+        f"output_dir={output}",
+        f"tracking.uri=sqlite:///{workspace}/smollm2.db",
+        f"tracking.artifacts={workspace}/artifacts",
+    )
+    trained = AutoModelForCausalLM.from_pretrained(output / "checkpoints/step_000002/model", dtype=torch.float32)
+    original = AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32)
+    changed = [not torch.equal(a, b) for a, b in zip(trained.parameters(), original.parameters(), strict=True)]
+    assert all(changed)
+    client = mlflow.MlflowClient(f"sqlite:///{workspace}/smollm2.db")
+    (found,) = client.search_runs([client.get_experiment_by_name("reasoning_gym_chain_sum").experiment_id])
+    assert found.data.metrics["training/rollout_logprob_diff_mean"] < 0.1  # bfloat16 in two implementations

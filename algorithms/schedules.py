@@ -1,0 +1,42 @@
+"""What AC2 adapts as it trains: the upper clip, to a target entropy; the critic's learning rate, to its share of the change."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EntropyControl:
+    """Adaptive entropy control (AC2 equation 9): a constant step of the upper clip's offset toward the target entropy."""
+
+    target: float  # nats
+    step: float
+    minimum: float
+    maximum: float
+    initial: float
+
+    def __post_init__(self) -> None:
+        if not self.minimum <= self.initial <= self.maximum:
+            raise ValueError(f"algorithm.entropy.initial={self.initial}: must lie within minimum and maximum.")
+
+    def next_offset(self, offset: float, entropy: float | None) -> float:
+        """`clip(k + step x sign(target - entropy), minimum, maximum)`; unchanged without an entropy (no response from a prompt)."""
+        if entropy is None or entropy == self.target:
+            return offset
+        direction = 1.0 if entropy < self.target else -1.0
+        return min(max(offset + self.step * direction, self.minimum), self.maximum)
+
+
+@dataclass(frozen=True)
+class CriticRate:
+    """The critic's learning rate: halved, down to a floor, when its updates outweigh the actor's (AC2 Appendix C, Optimization)."""
+
+    initial: float
+    floor: float
+    ratio: float  # of the parameter changes, critic over both actor updates
+    patience: int  # consecutive steps above the ratio
+
+    def after_step(self, lr: float, streak: int, critic_change: float, actor_changes: float) -> tuple[float, int]:
+        """The rate and the count of consecutive steps above the ratio, after a step with these norms of parameter changes."""
+        streak = streak + 1 if critic_change > self.ratio * actor_changes else 0
+        if streak < self.patience:
+            return lr, streak
+        return max(lr / 2, self.floor), 0
