@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from algorithms.flops import DecodingCost
@@ -17,9 +18,9 @@ from algorithms.types import Algorithm, Problem, PromptRow, StoredTrajectory
 from pipelines import checkpoint, schema
 from pipelines.engine import Sampling
 from pipelines.evaluation import EvaluationConfig, evaluation_metrics, mean_score
-from pipelines.metrics import rollout_metrics
+from pipelines.metrics import light_rows, rollout_metrics
 from pipelines.planning import EVAL_ROWS, plan_table
-from pipelines.replay_buffer import ReplayBuffer, trajectory
+from pipelines.replay_buffer import ReplayBuffer, trajectories
 from pipelines.tracking import Tracker, TrackingConfig
 
 
@@ -47,10 +48,23 @@ class CoordinatorConfig:
 class StepRecord:
     """What came back of one step, or of its evaluation: kept apart by step, as ranks may already be planning the next."""
 
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # by row id
+    tables: list[pa.Table] = field(default_factory=list)
+    row_ids: set[int] = field(default_factory=set)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)  # by stage: first start, last end
     kept: int = 0
     epoch: float = 0.0  # after its last draw of problems
+
+    def take(self, table: pa.Table) -> None:
+        """Add a block's groups, each once."""
+        new = [i for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in self.row_ids]
+        table = table.take(new)
+        self.tables.append(table)
+        self.row_ids.update(table["row_id"].to_pylist())
+        self.kept += sum(table["keep"].to_pylist())
+
+    def table(self) -> pa.Table:
+        """All groups in their order."""
+        return pa.concat_tables(self.tables).sort_by("row_id").combine_chunks()
 
 
 class Coordinator:
@@ -123,7 +137,7 @@ class Coordinator:
         rows = self._algorithm.plan(self) if round_number < self._algorithm.max_rounds else []
         record.epoch = self._epoch + self._cursor / len(self._problems)
         self._planned = len(rows)
-        self._rows = plan_table(rows, step, len(record.rows), policy_version, self._config.seed)
+        self._rows = plan_table(rows, step, len(record.row_ids), policy_version, self._config.seed)
         return self._planned
 
     def plan_evaluation(self, step: int, policy_version: int) -> int:
@@ -173,11 +187,10 @@ class Coordinator:
 
     def ingest(self, table: pa.Table) -> None:
         """Take a block's finished groups; one that a retried task brings again is taken once, one of a step that is over never."""
-        for row in table.to_pylist():
-            record = (self._evaluation if row["purpose"] == "eval" else self._training).get(row["step"])
-            if record is not None and row["row_id"] not in record.rows:
-                record.rows[row["row_id"]] = row
-                record.kept += row["keep"]
+        step, purpose = table["step"][0].as_py(), table["purpose"][0].as_py()  # a block is of one plan
+        record = (self._evaluation if purpose == "eval" else self._training).get(step)
+        if record is not None:
+            record.take(table)
 
     def record_span(self, name: str, step: int, evaluation: bool, start: float, end: float) -> None:
         """Note when a block was in a stage; a stage's time is from its first block's start to its last block's end."""
@@ -189,8 +202,9 @@ class Coordinator:
     def finish_step(self, step: int, trainer_metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of a completed step, logged and returned; RuntimeError if too many rewards are missing."""
         record = self._training.pop(step)
-        rows = [record.rows[row_id] for row_id in sorted(record.rows)]
-        self._store(rows)
+        table = record.table()
+        rows = light_rows(table)
+        self._store(table)
         metrics = rollout_metrics(rows, self._cost) | trainer_metrics
         metrics |= {f"timing_s/{name}": end - start for name, (start, end) in record.spans.items()}
         for name in ("decode/flops", "decode/tokens"):
@@ -203,21 +217,20 @@ class Coordinator:
         metrics["training/restarts"] = float(max(self._starts - 1, 0))
         metrics["training/filter_groups/dropped"] = metrics["training/groups"] - record.kept
         metrics |= self._replay_metrics(step)
-        tokens = sum(row["n"] * (len(row["prompt_ids"]) + len(row["prefix_ids"])) for row in rows) + metrics["decode/tokens"]
-        metrics["perf/total_num_tokens"] = float(tokens)
         if "timing_s/step" in metrics:
             metrics["perf/time_per_step"] = metrics["timing_s/step"]
-            metrics["perf/throughput"] = tokens / metrics["timing_s/step"]
+            metrics["perf/throughput"] = metrics["perf/total_num_tokens"] / metrics["timing_s/step"]
         self._tracker.metrics(metrics, step)
         self._last = metrics
-        self._write_rollouts(step, rows)
+        self._write_rollouts(step, table)
         self._check_missing(step, rows, metrics["reward/missing_fraction"])
         return metrics
 
     def finish_evaluation(self, step: int) -> dict[str, float]:
         """Metrics of the evaluation pass, logged and returned, with sample rollouts kept as a table."""
         record = self._evaluation.pop(step)
-        rows = [record.rows[row_id] for row_id in sorted(record.rows)]
+        table = record.table()
+        rows = light_rows(table)
         n = self._config.evaluation.n
         metrics = evaluation_metrics(rows, n, seed=self._config.seed)
         metrics["timing_s/testing"] = record.spans["reward"][1] - record.spans["gen"][0]
@@ -226,18 +239,18 @@ class Coordinator:
         self._evaluations[step] = mean_score(metrics, n)
         samples = [
             {"problem_id": row["problem_id"], "response": text, "reward": reward, "status": status}
-            for row in rows
+            for row in table.slice(0, self._config.tracking.sample_rollouts).to_pylist()
             for text, reward, status in zip(row["response_text"][:1], row["reward"][:1], row["reward_status"][:1], strict=True)
         ]
-        if kept := samples[: self._config.tracking.sample_rollouts]:
-            self._tracker.samples(kept, step)
+        if samples:
+            self._tracker.samples(samples, step)
         return metrics
 
-    def _store(self, rows: list[dict[str, Any]]) -> None:
+    def _store(self, table: pa.Table) -> None:
         """A step's refill rollouts, right or wrong, enter the replay buffer."""
         if self._replay is not None:
-            sampling = asdict(self._config.sampling)
-            self._replay.append([trajectory(row, sampling) for row in rows if row["purpose"] == "refill"])
+            refills = table.filter(pc.equal(table["purpose"], "refill"))
+            self._replay.append(trajectories(refills, asdict(self._config.sampling)))
             self._replay.collect(self._pinned_files())
 
     def _pinned_files(self) -> set[str]:
@@ -256,11 +269,10 @@ class Coordinator:
             metrics["replay/unknown_problems"] = float(sum(t.problem_id not in self._by_id for t in stored))
         return metrics
 
-    def _write_rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def _write_rollouts(self, step: int, table: pa.Table) -> None:
         """Keep the step's groups as Parquet in the project's schema."""
         folder = Path(self._config.output_dir) / "rollouts"
         folder.mkdir(parents=True, exist_ok=True)
-        table = pa.Table.from_pylist(rows, schema=schema.STAGES["credit"])
         pq.write_table(table, folder / f"step_{step:06d}.parquet")
 
     def _check_missing(self, step: int, rows: list[dict[str, Any]], fraction: float) -> None:

@@ -3,20 +3,37 @@
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from algorithms.flops import DecodingCost
 
+TOKENS = ("prompt_ids", "prefix_ids", "response_ids", "rollout_logprobs", "response_text")
+
+
+def light_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows without their tokens, whose number they have instead: as Python objects the tokens of a large step are gigabytes."""
+    responses = table["response_ids"].combine_chunks()
+    lengths = pa.ListArray.from_arrays(responses.offsets, pc.list_value_length(responses.values)) if table.num_rows else responses
+    light = table.drop_columns([name for name in TOKENS if name in table.column_names])
+    light = light.append_column("response_lengths", lengths)
+    for name in ("prompt", "prefix"):
+        light = light.append_column(f"{name}_length", pc.list_value_length(table[f"{name}_ids"]))
+    return light.to_pylist()
+
 
 def rollout_metrics(rows: list[dict[str, Any]], cost: DecodingCost) -> dict[str, float]:
-    """Scores, lengths, truncation and decoding cost of one step's credited rows; truncation is read from `finish_reason`.
+    """Scores, lengths, truncation and decoding cost of one step's light rows; truncation is read from `finish_reason`.
 
     Refill rows, which only fill the replay buffer, count in the cost and in what the judge missed, and have a score of their own.
     """
     refill = [row for row in rows if row["purpose"] == "refill"]
     every_reward, every_length = _rewards(rows), _lengths(rows)
+    prompts = np.array(_prompts(rows))
     metrics = {
+        "perf/total_num_tokens": float(prompts.sum() + every_length.sum()),
         "reward/missing_fraction": float(np.isnan(every_reward).mean()),
-        "decode/flops": float(cost.exact(np.array(_prompts(rows)), every_length)),
+        "decode/flops": float(cost.exact(prompts, every_length)),
         "decode/tokens": float(every_length.sum()),
     }
     if refill:
@@ -32,7 +49,7 @@ def _trained_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
     trained = np.array([mask for row in rows for mask in row["actor_mask"]])
     metrics = _spread("critic/score", rewards[~np.isnan(rewards)]) | _spread("critic/advantages", advantages)
     metrics |= _spread("response_length", lengths) | _spread("prompt_length", prompts)
-    prefixes = np.array([len(row["prefix_ids"]) for row in rows])
+    prefixes = np.array([row["prefix_length"] for row in rows])
     if prefixes.any():
         metrics |= _spread("prefix_length", prefixes) | {"prefix_length/empty_fraction": float((prefixes == 0).mean())}
     groups = [np.array([r for r in row["reward"] if r is not None]) for row in rows]
@@ -49,11 +66,11 @@ def _rewards(rows: list[dict[str, Any]]) -> np.ndarray:
 
 
 def _lengths(rows: list[dict[str, Any]]) -> np.ndarray:
-    return np.array([len(ids) for row in rows for ids in row["response_ids"]])
+    return np.array([length for row in rows for length in row["response_lengths"]])
 
 
 def _prompts(rows: list[dict[str, Any]]) -> list[int]:
-    return [len(row["prompt_ids"]) + len(row["prefix_ids"]) for row in rows for _ in range(row["n"])]
+    return [row["prompt_length"] + row["prefix_length"] for row in rows for _ in range(row["n"])]
 
 
 def _spread(name: str, values: np.ndarray) -> dict[str, float]:

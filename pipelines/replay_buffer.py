@@ -117,17 +117,18 @@ class ReplayBuffer:
         group = _read_row_group(self._fs, f"{self._root}/{place.file}", place.row_group)
         return group["response_ids"][place.row].values[:cut].to_pylist()
 
-    def append(self, rows: list[dict[str, Any]]) -> None:
+    def append(self, table: pa.Table) -> None:
         """Add trajectories (columns of `SCHEMA` but `sequence` and `tokenizer_hash`); the oldest beyond the capacity leave."""
-        if not rows:
+        if not table.num_rows:
             return
-        rows = [row | {"sequence": self._next + i, "tokenizer_hash": self.tokenizer_hash} for i, row in enumerate(rows)]
-        table = pa.Table.from_pylist(rows, schema=SCHEMA)
+        sequences = pa.array(range(self._next, self._next + table.num_rows), pa.int64())
+        table = table.append_column("sequence", sequences)
+        table = table.append_column("tokenizer_hash", pa.array([self.tokenizer_hash] * table.num_rows)).select(SCHEMA.names)
         _check_alignment(table)
         name = f"trajectories-{self._next:012d}.parquet"
         self._write_table(table, name)
         self._files.append(name)
-        self._next += len(rows)
+        self._next += table.num_rows
         self._take(name, table.select(_LIGHT), _group_sizes(table))
         self._trim()
         self._write_index()
@@ -200,20 +201,32 @@ class ReplayBuffer:
 _WRITE: dict[str, Any] = {"compression": "zstd", "use_dictionary": ["problem_id", "data_source", "tokenizer_hash", "finish_reason"]}
 
 
-def trajectory(row: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
-    """A judged rollout-group row of one continuation as a row of the buffer; `sampling` has temperature, top_p and top_k."""
-    (new,), (logprobs,) = row["response_ids"], row["rollout_logprobs"]
-    carried = ("problem_id", "data_source", "ground_truth", "extra_info", "prompt_ids", "step", "seed")
-    return {
-        **{name: row[name] for name in carried},
-        **sampling,
-        "prefix_len": len(row["prefix_ids"]),
-        "response_ids": [*row["prefix_ids"], *new],
-        "response_length": len(row["prefix_ids"]) + len(new),
-        "rollout_logprobs": logprobs,
-        "policy_versions": [{"start": 0, "version": row["policy_version"]}],
-        **{name: row[name][0] for name in ("finish_reason", "reward", "reward_status")},
+def trajectories(rows: pa.Table, sampling: dict[str, Any]) -> pa.Table:
+    """Judged rollout-group rows of one continuation each as the buffer's rows; `sampling` has temperature, top_p and top_k."""
+    count, new = rows.num_rows, pc.list_flatten(rows["response_ids"])
+    prefixes = np.asarray(pc.list_value_length(rows["prefix_ids"]))
+    if prefixes.any():
+        pairs = zip(rows["prefix_ids"], new, strict=True)
+        whole = pa.array([np.concatenate([np.asarray(a.values), np.asarray(b.values)]) for a, b in pairs], pa.list_(pa.int32()))
+    else:
+        whole = new
+    columns = {
+        name: rows[name] for name in ("problem_id", "data_source", "ground_truth", "extra_info", "prompt_ids", "step", "seed")
     }
+    columns |= {name: pc.list_flatten(rows[name]) for name in ("rollout_logprobs", "finish_reason", "reward", "reward_status")}
+    columns |= {name: pa.repeat(sampling[name], count) for name in ("temperature", "top_p", "top_k")}
+    columns |= {
+        "prefix_len": prefixes,
+        "response_ids": whole,
+        "response_length": pc.list_value_length(whole),
+        "policy_versions": [[{"start": 0, "version": version}] for version in rows["policy_version"].to_pylist()],
+    }
+    fields = [field for field in SCHEMA if field.name in columns]
+    return pa.table([_as(columns[field.name], field.type) for field in fields], schema=pa.schema(fields))
+
+
+def _as(values: Any, kind: pa.DataType) -> Any:
+    return values.cast(kind) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, kind)
 
 
 def read_index(url: str) -> dict[str, Any]:

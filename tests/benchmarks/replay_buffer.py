@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from algorithms.replay import Replay
 from algorithms.types import Problem
-from pipelines.replay_buffer import ReplayBuffer, read_index
+from pipelines.replay_buffer import SCHEMA, ReplayBuffer, read_index
 
 PREFIXES = 192
 
@@ -27,8 +28,8 @@ def resident_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def rows(first: int, count: int, tokens: int) -> list[dict]:
-    """Trajectories of random tokens; lists only at the moment they are stored, as they come from a rollout."""
+def rows(first: int, count: int, tokens: int) -> pa.Table:
+    """Trajectories of random tokens."""
     rng = np.random.default_rng(first)
     fixed = {"data_source": "proofs", "ground_truth": "", "extra_info": "{}", "prompt_ids": list(range(300)), "prefix_len": 0}
     fixed |= {
@@ -40,7 +41,7 @@ def rows(first: int, count: int, tokens: int) -> list[dict]:
         "top_k": -1,
         "seed": 0,
     }
-    return [
+    made = [
         fixed
         | {
             "problem_id": f"p{first + i}",
@@ -52,6 +53,7 @@ def rows(first: int, count: int, tokens: int) -> list[dict]:
         }
         for i in range(count)
     ]
+    return pa.Table.from_pylist(made, schema=pa.schema([f for f in SCHEMA if f.name not in ("sequence", "tokenizer_hash")]))
 
 
 class State:
@@ -77,7 +79,7 @@ def child(action: str, url: str, capacity: int, tokens: int) -> dict[str, float]
             began = time.perf_counter()
             buffer.append(batch)
             spent += time.perf_counter() - began
-            appended += len(batch)
+            appended += batch.num_rows
         return {"seconds": spent, "mib": resident_mib() - before}
     buffer = ReplayBuffer(url, capacity, "tokenizer", read_index(url))
     opened = time.perf_counter() - start
