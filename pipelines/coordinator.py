@@ -57,7 +57,7 @@ class StepRecord:
     def take(self, table: pa.Table) -> None:
         """Add a block's groups, each once."""
         new = [i for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in self.row_ids]
-        table = table.take(new)
+        table = table.take(pa.array(new, pa.int64()))
         self.tables.append(table)
         self.row_ids.update(table["row_id"].to_pylist())
         self.kept += sum(table["keep"].to_pylist())
