@@ -82,6 +82,7 @@ class RunConfig:
     replay_buffer: ReplayBufferConfig
     max_missing_reward: float
     logprob_diff_alarm: float
+    keep_rollouts: int | None
     composed: dict[str, Any]
 
     @property
@@ -186,7 +187,10 @@ def build(tree: dict[str, Any]) -> RunConfig:
         tracking=make(TrackingConfig, resolve_tracking(tree["tracking"]), "tracking"),
         replay_buffer=make(ReplayBufferConfig, tree["replay_buffer"], "replay_buffer"),
         composed=tree,
-        **{key: tree[key] for key in ("seed", "steps", "output_dir", "resume", "max_missing_reward", "logprob_diff_alarm")},
+        **{
+            key: tree[key]
+            for key in ("seed", "steps", "output_dir", "resume", "max_missing_reward", "logprob_diff_alarm", "keep_rollouts")
+        },
     )
     _check(config)
     return config
@@ -223,9 +227,10 @@ def _check_type(where: str, value: Any, declared: str) -> None:
     declared = re.sub(r"<class '(\w+)'>", r"\1", declared)
     if value is None and "None" in declared:
         return
-    kinds = [_SCALARS[part] for part in declared.replace(" ", "").split("|") if part in _SCALARS]
-    if not kinds:
+    parts = [part for part in declared.replace(" ", "").split("|") if part != "None"]
+    if not all(part in _SCALARS for part in parts):
         return
+    kinds = [_SCALARS[part] for part in parts]
     plain = tuple(k for kind in kinds for k in (kind if isinstance(kind, tuple) else (kind,)))
     if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
         raise ConfigError(f"{where}={value}: expected {declared}.")
@@ -235,6 +240,8 @@ def _check(config: RunConfig) -> None:
     for field in dataclasses.fields(RunConfig):
         _check_type(field.name, getattr(config, field.name), str(field.type))
     config.sampling.check_for_training()
+    if config.algorithm.replay is None and (config.replay_buffer.url or config.replay_buffer.start_from):
+        raise ConfigError("replay_buffer has no effect on an algorithm that replays nothing; use algorithm=prefix_grpo.")
     model = read_model_config(config.model.path)
     context = model.get("max_position_embeddings")
     if context is not None and config.max_model_len > context:

@@ -35,6 +35,7 @@ class CoordinatorConfig:
     evaluation: EvaluationConfig
     eval_max_new_tokens: int
     sampling: Sampling
+    keep_rollouts: int | None  # newest steps whose groups stay on disk; None keeps all
     output_dir: str
     replay_url: str
     replay_start_from: str | None
@@ -274,6 +275,10 @@ class Coordinator:
         folder = Path(self._config.output_dir) / "rollouts"
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, folder / f"step_{step:06d}.parquet")
+        if (kept := self._config.keep_rollouts) is not None:
+            for file in folder.glob("step_*.parquet"):
+                if int(file.stem.removeprefix("step_")) <= step - kept:
+                    file.unlink()
 
     def _check_missing(self, step: int, rows: list[dict[str, Any]], fraction: float) -> None:
         if fraction <= self._config.max_missing_reward:

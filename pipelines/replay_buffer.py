@@ -256,6 +256,12 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.sha256(meaning.encode()).hexdigest()[:16]
 
 
+def check_start(config: ReplayBufferConfig, expected: str) -> None:
+    """ReplayError if the buffer to begin with is missing or was made with another tokenizer."""
+    if config.start_from is not None:
+        _check_tokenizer(config.start_from, read_index(config.start_from), expected)
+
+
 def _check_tokenizer(url: str, index: dict[str, Any], expected: str) -> None:
     if index["tokenizer_hash"] != expected:
         raise ReplayError(

@@ -26,7 +26,7 @@ from pipelines.engine_pool import EnginePool
 from pipelines.entry import command
 from pipelines.prompts import load_tokenizer, stop_ids
 from pipelines.ranks import rank_options
-from pipelines.replay_buffer import tokenizer_hash
+from pipelines.replay_buffer import check_start, tokenizer_hash
 from pipelines.rollout import rollout_dataset
 from pipelines.settings import LoopConfig, read_model_config, run_rank
 from pipelines.tracking import FLUSH_TIMEOUT_S, git_sha
@@ -64,6 +64,7 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     manifest = _manifest(config, train)
     if resume_from is not None:
         checkpoint.check_fits(resume_from, manifest)
+    check_start(config.replay_buffer, tokenizer_hash(tokenizer))
     _announce(config, tokenizer, train, validation, output_dir)
 
     cluster.connect(config.ray)
@@ -156,6 +157,7 @@ def _start_coordinator(
         evaluation=config.evaluation,
         eval_max_new_tokens=config.task.max_new_tokens,
         sampling=config.sampling,
+        keep_rollouts=config.keep_rollouts,
         output_dir=output_dir,
         replay_url=config.replay_buffer.url or str(Path(output_dir) / "replay"),
         replay_start_from=config.replay_buffer.start_from,

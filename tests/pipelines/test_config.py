@@ -76,3 +76,15 @@ def test_open_mappings_take_keys_of_the_users_own():
 def test_unknown_key_with_plus_is_still_refused():
     with pytest.raises(ConfigError, match="no such key"):
         configure("+algorithm.group_sise=4")
+
+
+def test_adapters_and_replay_are_nested_settings():
+    lora = configure("model.lora={rank:4,alpha:8,target_modules:[q_proj,v_proj]}").model.lora
+    assert (lora.rank, lora.alpha, lora.target_modules) == (4, 8, ["q_proj", "v_proj"])
+    assert configure("model.lora={rank:4,alpha:8,target_modules:all-linear}").model.lora.target_modules == "all-linear"
+    with pytest.raises(ConfigError, match=r"model\.lora\.ranks: no such key; did you mean rank"):
+        configure("model.lora={ranks:4,alpha:8,target_modules:all-linear}")
+    with pytest.raises(ConfigError, match=r"algorithm\.replay\.capacity=many: expected int"):
+        configure("algorithm=prefix_grpo", "algorithm.replay.capacity=many")
+    with pytest.raises(ConfigError, match="replays nothing"):
+        configure("replay_buffer.start_from=/elsewhere")

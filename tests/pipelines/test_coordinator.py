@@ -29,6 +29,7 @@ def make(tmp_path, state=None, algorithm=None, **fields):
         evaluation=run.evaluation,
         eval_max_new_tokens=8,
         sampling=run.sampling,
+        keep_rollouts=2,
         output_dir=str(tmp_path),
         replay_url=str(tmp_path / "replay"),
         replay_start_from=None,
@@ -169,6 +170,13 @@ def test_evaluation_metrics_and_their_place(tmp_path):
     assert metrics["val-core/chain_arithmetic/acc/best@2/mean"] == pytest.approx(1 - (2 / 3) ** 2, abs=0.05)
     assert metrics["val-aux/chain_arithmetic/missing"] == 2
     assert coordinator.state()["evaluations"] == {"1": pytest.approx(1 / 3)}
+
+
+def test_the_newest_steps_stay_on_disk(tmp_path):
+    coordinator = make(tmp_path)
+    for k in range(1, 5):
+        step(coordinator, k)
+    assert sorted(path.name for path in (tmp_path / "rollouts").iterdir()) == ["step_000003.parquet", "step_000004.parquet"]
 
 
 def test_steps_are_written_as_parquet(tmp_path):

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import replay_buffer
-from pipelines.replay_buffer import SCHEMA, ReplayBuffer, ReplayError, live_rows, tokenizer_hash, trajectories
+from pipelines.replay_buffer import (
+    SCHEMA,
+    ReplayBuffer,
+    ReplayBufferConfig,
+    ReplayError,
+    check_start,
+    live_rows,
+    tokenizer_hash,
+    trajectories,
+)
 
 
 def row(i, length=12, prefix=0):
@@ -127,6 +136,9 @@ def test_a_file_cut_short_is_skipped_and_named_and_the_rest_serves(tmp_path):
 def test_another_tokenizer_is_refused_by_its_hash(url):
     buffer = ReplayBuffer(url, 10, "tok")
     buffer.append(table(row(0)))
+    check_start(ReplayBufferConfig(None, url), "tok")
+    with pytest.raises(ReplayError, match="made with tokenizer tok, but the model's is other"):
+        check_start(ReplayBufferConfig(None, url), "other")
     with pytest.raises(ReplayError, match="made with tokenizer tok, but the model's is other"):
         ReplayBuffer.copy_of(url, f"{url}2", 10, "other")
     with pytest.raises(ReplayError, match="no replay buffer there"):
