@@ -301,6 +301,7 @@ class Coordinator:
             "step_s": self._last.get("timing_s/step"),
             "decode_flops": self._totals["decode/flops"],
             "evaluations": dict(self._evaluations),
+            "warnings": [] if self._replay is None else [f"replay buffer file skipped: {why}" for why in self._replay.skipped],
             "alarm": self._last.get("training/rollout_alarm", 0.0) > 0,
             "restarts": max(self._starts - 1, 0),
             "mlflow_run_id": self._tracker.run_id,

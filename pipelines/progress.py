@@ -64,6 +64,8 @@ def describe(progress: dict[str, Any], elapsed: float) -> str:
         parts.append(f"starting trainer and engines, {clock(elapsed)}")
     if progress["alarm"]:
         parts.append("ALARM: engine and trainer disagree on log-probabilities (training/rollout_logprob_diff_mean)")
+    if progress["warnings"]:
+        parts.append(f"{len(progress['warnings'])} warnings (shown at the end)")
     if progress["restarts"]:
         parts.append(f"trainer restarted {progress['restarts']} x")
     return "  ".join(parts)

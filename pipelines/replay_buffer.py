@@ -127,6 +127,7 @@ class ReplayBuffer:
         _check_alignment(table)
         name = f"trajectories-{self._next:012d}.parquet"
         self._write_table(table, name)
+        _read_row_group.cache_clear()  # a trainer that starts again writes files of the same names anew
         self._files.append(name)
         self._next += table.num_rows
         self._take(name, table.select(_LIGHT), _group_sizes(table))

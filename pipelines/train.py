@@ -91,6 +91,8 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
         unsent: str | None = cast(Any, ray.get(coordinator.close.remote(status), timeout=2 * FLUSH_TIMEOUT_S))
         if unsent:
             print(f"warning: {unsent}", file=sys.stderr)
+    for warning in final["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
     print(_summary(config, final, output_dir, time.perf_counter() - began))
     return final
 

@@ -239,6 +239,21 @@ def test_a_restored_coordinator_replays_the_same_prefixes(tmp_path):
         assert any(mine["prefix_ids"].to_pylist())
 
 
+def test_a_buffer_file_cut_short_is_skipped_said_and_counted(tmp_path):
+    first = make(tmp_path, replay=REPLAY)
+    for k in (1, 2):
+        replayed_step(first, k)
+    broken = tmp_path / "replay" / first.state()["replay"]["files"][0]
+    broken.write_bytes(broken.read_bytes()[:64])
+    second = make(tmp_path, first.state(), replay=REPLAY)
+    (warning,) = second.progress()["warnings"]
+    assert broken.name in warning
+    table, metrics = replayed_step(second, 3)
+    assert metrics["replay/skipped_files"] == 1
+    assert metrics["replay/size"] == 6  # three of step 2, three of step 3
+    assert any(table["prefix_ids"].to_pylist())
+
+
 def test_a_trainer_that_starts_again_takes_the_coordinator_back_with_it(tmp_path):
     coordinator = make(tmp_path, replay=REPLAY)
     replayed_step(coordinator, 1)

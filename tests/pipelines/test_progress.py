@@ -17,7 +17,7 @@ def test_numbers_for_people():
 
 def test_the_line_before_and_after_the_first_step():
     progress = {"step": 0, "steps": 60, "score": None, "evaluations": {}, "step_s": None, "tokens_per_s": None, "decode_flops": 0}
-    progress |= {"restarts": 0, "alarm": False}
+    progress |= {"restarts": 0, "alarm": False, "warnings": []}
     assert describe(progress, 12) == "step 0/60  starting trainer and engines, 0:12"
     progress |= {
         "step": 20,
@@ -30,6 +30,7 @@ def test_the_line_before_and_after_the_first_step():
     line = describe(progress, 130)
     assert line == "step 20/60  score 0.500  validation 0.400 (step 10)  5,000 tok/s  6.0 s/step  decode 2.00 TFLOP  ETA 4:00"
     assert "ALARM: engine and trainer disagree" in describe(progress | {"alarm": True}, 130)
+    assert "1 warnings" in describe(progress | {"warnings": ["a file was skipped"]}, 130)
     assert describe(progress | {"restarts": 1}, 130) == line + "  trainer restarted 1 x"
 
 
