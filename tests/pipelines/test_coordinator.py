@@ -192,6 +192,15 @@ def test_steps_are_written_as_parquet(tmp_path):
 REPLAY = Replay(capacity=6, refill_problems=3, cut_grid=4, max_cut_fraction=0.9)
 
 
+def checkpointed(coordinator, tmp_path):
+    """The coordinator's part of a checkpoint, written and read again; the files that it names are kept from then on."""
+    saved = tmp_path / "checkpoints" / f"step_{coordinator.step:06d}"
+    saved.mkdir(parents=True)
+    (saved / "coordinator.json").write_text(json.dumps(coordinator.state()))
+    (saved / "manifest.json").write_text("{}")
+    return json.loads((saved / "coordinator.json").read_text())
+
+
 def replayed_step(coordinator, k):
     """A step of Prefix GRPO: three refills and four groups of two."""
     assert coordinator.plan(k, 0, k - 1) == 7
@@ -232,7 +241,7 @@ def test_a_restored_coordinator_replays_the_same_prefixes(tmp_path):
     first = make(tmp_path, replay=REPLAY)
     for k in (1, 2):
         replayed_step(first, k)
-    second = make(tmp_path, json.loads(json.dumps(first.state())), replay=REPLAY)
+    second = make(tmp_path, checkpointed(first, tmp_path), replay=REPLAY)
     for k in (3, 4, 5):
         mine, other = replayed_step(first, k)[0], replayed_step(second, k)[0]
         assert mine.equals(other)
@@ -257,10 +266,8 @@ def test_a_buffer_file_cut_short_is_skipped_said_and_counted(tmp_path):
 def test_a_trainer_that_starts_again_takes_the_coordinator_back_with_it(tmp_path):
     coordinator = make(tmp_path, replay=REPLAY)
     replayed_step(coordinator, 1)
+    checkpointed(coordinator, tmp_path)
     saved = tmp_path / "checkpoints" / "step_000001"
-    saved.mkdir(parents=True)
-    (saved / "coordinator.json").write_text(json.dumps(coordinator.state()))
-    (saved / "manifest.json").write_text("{}")
     coordinator.rewind(None)  # as at the start of every run
     coordinator.rewind(str(saved))
     table, _ = replayed_step(coordinator, 2)
