@@ -43,10 +43,10 @@ def through_trl(python: str, generations: int, folder: Path) -> tuple[list[float
     result = json.loads(done.stdout.strip().splitlines()[-1])
     updates = 2
     ends = result["ends"][updates - 1 :: updates]
-    lengths = result["lengths"][updates - 1 :: updates][1:]
-    rates = [SEQUENCES * (PROMPT_TOKENS + n) / (b - a) for a, b, n in zip(ends, ends[1:], lengths, strict=False)]
+    # TRL logs lengths and rewards once per generation. The first one has no beginning to count from.
+    rates = [SEQUENCES * (PROMPT_TOKENS + n) / (b - a) for a, b, n in zip(ends, ends[1:], result["lengths"][1:], strict=True)]
     version = subprocess.run([python, "-c", "import trl; print(trl.__version__)"], capture_output=True, text=True, check=True)
-    return rates, result["rewards"][::updates], version.stdout.strip().splitlines()[-1]
+    return rates, result["rewards"], version.stdout.strip().splitlines()[-1]
 
 
 def through_this(steps: int, folder: Path) -> tuple[list[float], list[float]]:
