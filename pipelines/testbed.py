@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+PATIENCE = 10_000  # draws without a new problem after which a world is taken for exhausted
 VALIDATION = 256  # problems of each world that are never trained on
 CHAIN_OPERATIONS = 12
 CARRY_ERROR, PLAIN_ERROR = 0.2, 0.01  # chance that a demonstrated step is wrong, with and without carry or borrow
@@ -95,14 +96,19 @@ WORLDS = {
 
 
 def problem_rows(world: str, split: str, count: int) -> list[dict[str, Any]]:
-    """`count` distinct problems as dataset rows; train and validation never share one."""
+    """`count` distinct problems as dataset rows; train and validation never share one. ValueError if the world has fewer."""
     taken = {row["prompt"][0]["content"] for row in problem_rows(world, "validation", VALIDATION)} if split == "train" else set()
     rng = random.Random(f"{world}/{split}")
     rows: list[dict[str, Any]] = []
+    misses = 0  # draws in a row that brought nothing new
     while len(rows) < count:
         problem = WORLDS[world].problem(rng)
         if problem.prompt in taken:
+            misses += 1
+            if misses > PATIENCE:
+                raise ValueError(f"world {world} has {len(rows)} distinct {split} problems, not {count}: lower the count.")
             continue
+        misses = 0
         taken.add(problem.prompt)
         rows.append(
             {

@@ -6,6 +6,7 @@ from pipelines import testbed
 from serve.verifiers import chain_arithmetic, find, number_walk
 from serve.verifiers.math_answer import score as math_score
 from serve.verifiers.reasoning_gym_task import score as gym_score
+from tests.conftest import configure
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,15 @@ def test_no_validation_problem_is_trained_on():
         r["prompt"][0]["content"] for w in testbed.WORLDS for r in testbed.problem_rows(w, "validation", testbed.VALIDATION)
     }
     assert not held_out & {row["prompt"][0]["content"] for row in testbed.demonstration_rows("noise", seed=0)}
+
+
+def test_every_embedded_task_has_the_problems_that_its_configuration_asks_for():
+    for world in testbed.WORLDS:
+        config = configure(f"task={world}").task
+        for data in (config.train, config.validation):
+            assert len(testbed.problem_rows(world, data.split, data.count)) == data.count
+
+
+def test_a_world_with_too_few_problems_says_so():
+    with pytest.raises(ValueError, match="number_walk has .* distinct train problems, not 8192: lower the count"):
+        testbed.problem_rows("number_walk", "train", 8192)
