@@ -92,5 +92,5 @@ def test_every_embedded_task_has_the_problems_that_its_configuration_asks_for():
 
 
 def test_a_world_with_too_few_problems_says_so():
-    with pytest.raises(ValueError, match="number_walk has .* distinct train problems, not 8192: lower the count"):
+    with pytest.raises(ValueError, match=r"number_walk has \d+ distinct train problems, not 8192: lower the count"):
         testbed.problem_rows("number_walk", "train", 8192)
