@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 from pipelines import testbed
@@ -44,7 +45,7 @@ def through_trl(python: str, generations: int, folder: Path) -> tuple[list[float
     updates = 2
     ends = result["ends"][updates - 1 :: updates]
     # TRL logs lengths and rewards once per generation. The first one has no beginning to count from.
-    rates = [SEQUENCES * (PROMPT_TOKENS + n) / (b - a) for a, b, n in zip(ends, ends[1:], result["lengths"][1:], strict=True)]
+    rates = [SEQUENCES * (PROMPT_TOKENS + n) / (b - a) for (a, b), n in zip(pairwise(ends), result["lengths"][1:], strict=True)]
     version = subprocess.run([python, "-c", "import trl; print(trl.__version__)"], capture_output=True, text=True, check=True)
     return rates, result["rewards"], version.stdout.strip().splitlines()[-1]
 
