@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 comma := ,
 READY := $(VENV)/.ready-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: setup demo test test-fast test-faults lint format tiny-model curve
+.PHONY: setup demo test test-fast test-faults lint format tiny-model
 
 setup: $(READY)
 
