@@ -108,15 +108,14 @@ class Coordinator:
         if replay is None:
             return None
         if view is None and config.replay_start_from is not None:
-            buffer = ReplayBuffer.copy_of(config.replay_start_from, config.replay_url, replay.capacity, config.tokenizer_hash)
-        else:
-            buffer = ReplayBuffer(config.replay_url, replay.capacity, config.tokenizer_hash, view)
-        return buffer
+            return ReplayBuffer.copy_of(config.replay_start_from, config.replay_url, replay.capacity, config.tokenizer_hash)
+        return ReplayBuffer(config.replay_url, replay.capacity, config.tokenizer_hash, view)
 
     def rewind(self, path: str | None) -> None:
-        """Go back to a checkpoint, or to the beginning, where the trainer starts."""
+        """Go back to a checkpoint, or to the beginning, where the trainer starts; its first start finds everything there."""
         self._starts += 1
-        self._restore(checkpoint.read_coordinator(path) if path is not None else None)
+        if self._starts > 1:
+            self._restore(checkpoint.read_coordinator(path) if path is not None else None)
 
     def fail(self, reason: str) -> None:
         """Take the first error that starting again would not mend."""

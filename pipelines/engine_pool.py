@@ -130,7 +130,8 @@ class EnginePool:
                     failure = f"engine {engine} died during {what} ({str(error).splitlines()[0]})"
             if len(answers) == len(engines):
                 return answers
-            log.warning("%s; it is started again.", failure)
+            if attempt < self.config.max_restarts:
+                log.warning("%s; it is started again.", failure)
         raise EngineError(
             f"{failure}, also after {self.config.max_restarts} new starts." if self.config.max_restarts else f"{failure}."
         )

@@ -102,9 +102,6 @@ class ReplayBuffer:
         copy._write_index()
         return copy
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def trajectories(self) -> list[StoredTrajectory]:
         """What the buffer holds, oldest first."""
         return list(self._entries)
