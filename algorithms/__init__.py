@@ -1,5 +1,6 @@
 """What to compute: sampling plans, credit assignment, losses. Torch and numpy only."""
 
+from algorithms.ac2 import AC2
 from algorithms.grpo import GRPO
 
-ALGORITHMS = {"grpo": GRPO}
+ALGORITHMS = {"ac2": AC2, "grpo": GRPO}

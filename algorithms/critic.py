@@ -2,10 +2,10 @@
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 LEVELS = 10
 VALUES = tuple(i / LEVELS for i in range(LEVELS + 1))  # 0, 0.1, ..., 1
@@ -46,20 +46,50 @@ class CriticPrompt:
     plain: tuple[int, ...]
     before_reference: tuple[int, ...]
     after_reference: tuple[int, ...]
-    end_of_turn: int  # that ends the critic's answer
+    answers: tuple[tuple[int, ...], ...]  # of each grid value: its tokens and the one that ends the critic's turn
 
-    def query(self, prompt: Sequence[int], response: Sequence[int], reference: Sequence[int] | None) -> list[int]:
-        """The critic's context at the state `prompt + response`, with a reference solution or without."""
-        closing = () if self._thinking_ended(response) else self.close_thinking
+    def answer(self, value: float) -> tuple[int, ...]:
+        """What the critic shall say for a grid value."""
+        return self.answers[round(LEVELS * value)]
+
+    def query(self, prompt: ArrayLike, response: ArrayLike, reference: ArrayLike | None) -> np.ndarray:
+        """The critic's context at the state `prompt + response`, with a reference solution or without; token ids, int32."""
+        response = _ids(response)
+        closing = () if self._ends_of_thinking(response).size else self.close_thinking
         if reference is None:
-            return [*prompt, *response, *closing, *self.plain]
-        return [*prompt, *response, *closing, *self.before_reference, *reference, *self.after_reference]
+            parts = [_ids(prompt), response, _ids(closing), _ids(self.plain)]
+        else:
+            after = [_ids(self.before_reference), _ids(reference), _ids(self.after_reference)]
+            parts = [_ids(prompt), response, _ids(closing), *after]
+        return np.concatenate(parts)
 
-    def _thinking_ended(self, response: Sequence[int]) -> bool:
+    def solution(self, response: ArrayLike) -> np.ndarray:
+        """The part of a finished response that can serve as a reference: what follows its thinking, without the end of its turn."""
+        response = _ids(response)
+        if (ends := self._ends_of_thinking(response)).size:
+            response = response[ends[-1] :]
+        return response[:-1] if len(response) and response[-1] == self.end_of_turn else response
+
+    @property
+    def longest_instruction(self) -> int:
+        """Tokens that a question adds to a state, without the reference."""
+        return len(self.close_thinking) + max(len(self.plain), len(self.before_reference) + len(self.after_reference))
+
+    @property
+    def end_of_turn(self) -> int:
+        return self.answers[0][-1]
+
+    def _ends_of_thinking(self, response: np.ndarray) -> np.ndarray:
+        """Places right after each closing of a thinking section."""
         size = len(self.close_thinking)
-        if not size:
-            return True
-        return any(tuple(response[i : i + size]) == self.close_thinking for i in range(len(response) - size + 1))
+        if not size or len(response) < size:
+            return np.zeros(0, int)
+        windows = np.lib.stride_tricks.sliding_window_view(response, size)
+        return np.flatnonzero((windows == np.asarray(self.close_thinking)).all(1)) + size
+
+
+def _ids(ids: ArrayLike) -> np.ndarray:
+    return np.asarray(ids, np.int32)
 
 
 def group_target(values: np.ndarray, minimum: int) -> float | None:

@@ -13,10 +13,12 @@ import numpy as np
 
 from algorithms.advantages import group_advantages
 from algorithms.replay import Replay
-from algorithms.types import Credit, Group, Learner, Metrics, PlanState, PromptRow, TokenBatch, mean_metrics
+from algorithms.types import Credit, Group, Learner, Metrics, ObservedGroup, PlanState, PromptRow, TokenBatch, mean_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from algorithms.critic import CriticPrompt
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL_ESTIMATORS = ("none", "k1", "k2", "k3")
@@ -62,9 +64,18 @@ class GRPO:
         if self.max_rounds > 1 and not self.dynamic_sampling:
             raise ValueError("algorithm.max_rounds above 1 has no effect without algorithm.dynamic_sampling=true.")
 
+    trains_on_refills: ClassVar[bool] = False
+    critic_optimizer: ClassVar[None] = None
+
     @property
     def needs_reference(self) -> bool:
         return self.kl_estimator != "none"
+
+    def new_memory(self, prompt: CriticPrompt | None, context_limit: int) -> None:
+        """It remembers nothing."""
+
+    def observe(self, memory: None, groups: list[ObservedGroup], rng: np.random.Generator) -> Metrics:
+        return {}
 
     def plan(self, state: PlanState) -> list[PromptRow]:
         """Fresh problems or replayed prefixes, as many as the step still lacks; the response budget counts the prefix."""
@@ -97,25 +108,13 @@ class GRPO:
 
     def loss(self, tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Clipped surrogate x TIS weight, plus KL penalty, minus entropy bonus; per token."""
-        from algorithms.losses import clipped_policy_loss, kl_penalty, truncated_importance_weights
+        from algorithms.losses import kl_penalty, policy_gradient_loss
 
-        policy = clipped_policy_loss(
-            tokens.logprobs, tokens.old_logprobs, tokens.advantages, self.clip_low, self.clip_high, self.dual_clip
-        )
-        weight, mismatch = truncated_importance_weights(tokens.old_logprobs, tokens.rollout_logprobs, self.importance_cap)
-        loss = policy.loss * weight
-        logged = mismatch | {
-            "actor/pg_loss": loss,
-            "actor/pg_clipfrac": policy.clipped,
-            "actor/pg_clipfrac_lower": policy.dual_clipped,
-            "actor/ppo_kl": tokens.old_logprobs - tokens.logprobs,
-            "actor/log_ratio_clamped": policy.clamped,
-            "actor/entropy": tokens.entropy,
-        }
+        loss, logged = policy_gradient_loss(tokens, self.clip_low, self.clip_high, self.dual_clip, self.importance_cap)
         if self.kl_estimator != "none":
             kl = kl_penalty(tokens.logprobs, tokens.ref_logprobs, self.kl_estimator)
             loss = loss + self.kl_coef * kl
-            logged["actor/kl_loss"] = kl
+            logged["actor/kl_loss"] = kl.detach()
         if self.entropy_coef:
             loss = loss - self.entropy_coef * tokens.entropy
-        return loss, {name: value.detach() for name, value in logged.items()}
+        return loss, logged

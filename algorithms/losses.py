@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from algorithms.types import TokenBatch
+
 LOG_RATIO_LIMIT = 20.0  # exp(20) is finite in float32; what is clamped is counted
 
 
@@ -106,3 +108,20 @@ def truncated_importance_weights(
         return torch.ones_like(ratio), metrics
     metrics["rollout_corr/rollout_is_ratio_fraction_high"] = (ratio > cap).float()
     return ratio.clamp(max=cap), metrics
+
+
+def policy_gradient_loss(
+    tokens: TokenBatch, clip_low: float, clip_high: float, dual_clip: float | None, importance_cap: float | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate x the weight that corrects for the engine's probabilities, per token, and what is worth logging."""
+    policy = clipped_policy_loss(tokens.logprobs, tokens.old_logprobs, tokens.advantages, clip_low, clip_high, dual_clip)
+    weight, mismatch = truncated_importance_weights(tokens.old_logprobs, tokens.rollout_logprobs, importance_cap)
+    loss = policy.loss * weight
+    return loss, mismatch | {
+        "actor/pg_loss": loss.detach(),
+        "actor/pg_clipfrac": policy.clipped,
+        "actor/pg_clipfrac_lower": policy.dual_clipped,
+        "actor/ppo_kl": (tokens.old_logprobs - tokens.logprobs).detach(),
+        "actor/log_ratio_clamped": policy.clamped,
+        "actor/entropy": tokens.entropy.detach(),
+    }

@@ -39,13 +39,12 @@ class Readiness:
     ready: set[str] = field(default_factory=set)
     last_error: dict[str, float] = field(default_factory=dict)
     nonzero: set[str] = field(default_factory=set)  # problems with a prediction above 0 at some step
+    everything: bool = False  # every problem is ready: without local readiness, once the global error has been low
     recent: list[tuple[float, int]] = field(default_factory=list)  # error sum and prefixes of the newest complete steps
 
     def is_ready(self, problem_id: str) -> bool:
         """Whether the critic may score this problem's chunks."""
-        if not self.config.local:
-            return self.globally_ready()
-        return problem_id in self.ready
+        return problem_id in self.ready or self.everything
 
     def global_error(self) -> float:
         """Mean error over every prefix of the newest complete steps; infinite before there is one."""
@@ -53,7 +52,7 @@ class Readiness:
         return sum(total for total, _ in self.recent) / prefixes if prefixes else math.inf
 
     def globally_ready(self) -> bool:
-        return self.global_error() < self.config.global_threshold
+        return _below(self.global_error(), self.config.global_threshold)
 
     def complete_step(self, errors: Sequence[PrefixError], solved: Container[str]) -> set[str]:
         """Take a step's errors and return the problems that become ready.
@@ -68,12 +67,13 @@ class Readiness:
                 self.nonzero.add(one.problem_id)
         self.last_error |= {problem: float(np.mean(values)) for problem, values in by_problem.items()}
         self.recent = [*self.recent, (sum(one.error for one in errors), len(errors))][-self.config.window :]
-        if not self.globally_ready():
+        self.everything = self.everything or (self.globally_ready() and not self.config.local)
+        if not self.globally_ready() or self.everything:
             return set()
         new = {
             problem
             for problem, error in self.last_error.items()
-            if problem not in self.ready and error < self.config.local_threshold and problem in solved and problem in self.nonzero
+            if problem not in self.ready and _below(error, self.config.local_threshold) and problem in solved and problem in self.nonzero
         }
         self.ready |= new
         return new
@@ -84,6 +84,7 @@ class Readiness:
             "ready": sorted(self.ready),
             "last_error": self.last_error,
             "nonzero": sorted(self.nonzero),
+            "everything": self.everything,
             "recent": [list(one) for one in self.recent],
         }
 
@@ -91,7 +92,11 @@ class Readiness:
     def restored(cls, config: ReadinessConfig, state: dict[str, Any]) -> "Readiness":
         """From `state()`."""
         recent = [(total, count) for total, count in state["recent"]]
-        return cls(config, set(state["ready"]), dict(state["last_error"]), set(state["nonzero"]), recent)
+        return cls(config, set(state["ready"]), dict(state["last_error"]), set(state["nonzero"]), state["everything"], recent)
+
+
+def _below(error: float, threshold: float) -> bool:
+    return error < threshold - 1e-9  # means of tenths are off by binary fractions, and a tie is not below
 
 
 def audited(ready: Iterable[int], fraction: float, rng: np.random.Generator) -> set[int]:

@@ -13,9 +13,11 @@ class Replay:
     refill_problems: int  # fresh problems per step, one full rollout each
     cut_grid: int  # tokens; cuts fall on its multiples
     max_cut_fraction: float  # of a response's length
+    refill_every: int = 1  # steps; above 1 the buffer goes stale (AC2 section 4.2)
+    least_reward: float | None = None  # of a rollout that enters the buffer; null takes right and wrong
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "refill_problems", "cut_grid"):
+        for name in ("capacity", "refill_problems", "cut_grid", "refill_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"algorithm.replay.{name}={getattr(self, name)}: must be at least 1.")
         if not 0 <= self.max_cut_fraction < 1:
@@ -23,24 +25,34 @@ class Replay:
 
     def refill(self, state: PlanState, budget: int) -> list[PromptRow]:
         """Fresh problems without replacement, one rollout each; they enter the buffer and no loss."""
+        if (state.step - 1) % self.refill_every:
+            return []
         return [PromptRow(problem, 1, budget, "refill") for problem in state.fresh_problems(self.refill_problems)]
 
     def states(self, state: PlanState, count: int) -> list[tuple[Problem, list[int]]]:
         """`count` problems with a prefix each: the buffer's distinct problems permuted and cycled through, one of a problem's
         trajectories at random, cut at random. While the buffer is empty fresh problems with empty prefixes stand in."""
-        stored: dict[str, list[StoredTrajectory]] = {}
-        for trajectory in state.trajectories():
-            stored.setdefault(trajectory.problem_id, []).append(trajectory)
+        stored = self._by_problem(state)
         if not stored:
             return [(problem, []) for problem in state.fresh_problems(count)]
         order = state.rng.permutation(sorted(stored))
-        drawn = []
-        for i in range(count):
-            choices = stored[order[i % len(order)]]
-            trajectory = choices[state.rng.integers(len(choices))]
-            cut = self.cut(trajectory.length, state)
-            drawn.append((state.problem(trajectory.problem_id), state.prefix(trajectory, cut)))
-        return drawn
+        chosen = [order[i % len(order)] for i in range(count)]
+        return [(state.problem(problem_id), self._prefix(stored[problem_id], state)) for problem_id in chosen]
+
+    def prefixes(self, state: PlanState, problem_id: str, count: int) -> list[list[int]]:
+        """`count` separate prefixes of one problem's trajectories."""
+        stored = self._by_problem(state).get(problem_id, [])
+        return [self._prefix(stored, state) if stored else [] for _ in range(count)]
+
+    def _by_problem(self, state: PlanState) -> dict[str, list[StoredTrajectory]]:
+        stored: dict[str, list[StoredTrajectory]] = {}
+        for trajectory in state.trajectories():
+            stored.setdefault(trajectory.problem_id, []).append(trajectory)
+        return stored
+
+    def _prefix(self, choices: list[StoredTrajectory], state: PlanState) -> list[int]:
+        trajectory = choices[state.rng.integers(len(choices))]
+        return state.prefix(trajectory, self.cut(trajectory.length, state))
 
     def cut(self, length: int, state: PlanState) -> int:
         """Uniform over the multiples of the grid in [0, `max_cut_fraction` x length]; 0 gives the empty prefix."""

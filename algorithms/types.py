@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from algorithms.critic import CriticPrompt
     from algorithms.replay import Replay
 
 Metrics = dict[str, float]
@@ -41,6 +42,9 @@ class PromptRow:
     max_new_tokens: int
     purpose: str = "train"  # train | refill | audit | eval
     prefix_ids: list[int] = field(default_factory=list)
+    chunk: bool = False  # where a continuation is cut off, the critic scores it
+    ask_critic: bool = False  # for the value of the state itself
+    reference_ids: list[int] | None = None  # a solution of the problem, for the critic's prompt
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class Group:
     rewards: np.ndarray  # float, NaN where the judge gave none
     truncated: np.ndarray  # bool, cut off by the token budget
     lengths: np.ndarray  # int, new tokens
+    values: np.ndarray  # float, the critic's of each endpoint; NaN where it was not asked or answered with none
+    from_critic: np.ndarray  # bool, whether the endpoint is the critic's to score and not the judge's
+    prefix_value: float | None = None  # the critic's of the state; None where it was not asked or answered with none
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,30 @@ class Credit:
     advantages: np.ndarray  # float
     actor_mask: np.ndarray  # bool, False keeps a continuation out of the actor's loss
     keep: bool = True  # False: the group teaches nothing and may be replaced
+    critic_target: float | None = None  # what the critic shall say of the state
+
+
+@dataclass(frozen=True)
+class ObservedGroup:
+    """A credited group as an algorithm's memory sees it."""
+
+    problem_id: str
+    purpose: str
+    prompt_ids: np.ndarray
+    prefix_ids: np.ndarray
+    prefix_value: float | None
+    critic_target: float | None
+    rewards: np.ndarray  # float, [n], NaN where there is none
+    response: Callable[[int], np.ndarray]  # new tokens of a continuation; a paper's step is too large to hold all as objects
+
+
+@dataclass(frozen=True)
+class CriticExample:
+    """One prompt of the critic with its answer, and what it counts."""
+
+    context: np.ndarray  # int
+    answer: tuple[int, ...]
+    weight: float
 
 
 @dataclass
@@ -82,6 +113,9 @@ class Sequence:
     rollout_logprobs: np.ndarray  # float, [response], by the engine
     advantage: float
     actor_mask: bool = True
+    is_refill: bool = False  # of a rollout for the replay buffer: in no minibatch
+    from_prompt: bool = True  # its prefix is empty
+    entropy: float | None = None  # nats, summed over the response, by the trainer before this step's first update
     old_logprobs: np.ndarray | None = None  # float, [response], by the trainer before this step's first update
     ref_logprobs: np.ndarray | None = None  # float, [response], by the reference model
 
@@ -116,6 +150,11 @@ class PlanState(Protocol):
         ...
 
     @property
+    def step(self) -> int:
+        """The step that is being planned, from 1."""
+        ...
+
+    @property
     def kept_groups(self) -> int:
         """Groups of this step that are already generated and kept (0 in its first round)."""
         ...
@@ -123,6 +162,11 @@ class PlanState(Protocol):
     @property
     def rng(self) -> np.random.Generator:
         """Randomness of this round; the same in a run that was interrupted and resumed."""
+        ...
+
+    @property
+    def memory(self) -> Any:
+        """What the algorithm made with `new_memory`."""
         ...
 
     def fresh_problems(self, count: int) -> list[Problem]:
@@ -142,10 +186,22 @@ class PlanState(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Recalled:
+    """What an algorithm's memory has for an update, once all groups of the step are in: schedules, and this rank's lessons."""
+
+    values: Metrics  # the same on every rank
+    examples: list[CriticExample]  # a rank's share, or all
+    weight: float  # of all ranks' examples together
+    metrics: Metrics = field(default_factory=dict)
+
+
 class Learner(Protocol):
     """What the trainer offers to `update`; every call is collective over the ranks."""
 
-    def receive(self, groups: Iterable[dict], with_old_logprobs: bool, with_ref_logprobs: bool) -> list[Sequence]:
+    def receive(
+        self, groups: Iterable[dict], with_old_logprobs: bool, with_ref_logprobs: bool, with_prompt_entropy: bool = False
+    ) -> list[Sequence]:
         """Take this rank's share of the step's groups as they arrive, computing log-probabilities meanwhile."""
         ...
 
@@ -153,9 +209,61 @@ class Learner(Protocol):
         """Split the step's global order of sequences into `count` equal parts; each rank gets its members of each."""
         ...
 
-    def step(self, sequences: list[Sequence], loss: Loss, aggregation: str, with_entropy_grad: bool) -> Metrics:
-        """One optimizer step on the loss, aggregated over the tokens of all ranks."""
+    def prompt_entropy(self, sequences: list[Sequence]) -> float | None:
+        """Mean entropy per token of responses with an empty prefix, over all ranks; None if there is none."""
         ...
+
+    def step(
+        self, sequences: list[Sequence], loss: Loss, aggregation: str, with_entropy_grad: bool, measure_change: bool = False
+    ) -> Metrics:
+        """One optimizer step on the loss, aggregated over the tokens of all ranks; if asked `actor/update_norm` too."""
+        ...
+
+    def critic_step(self, examples: list[CriticExample], total_weight: float, lr: float) -> Metrics:
+        """One step of the critic's own optimizer on the same weights: the weighted mean over examples of their answers' negative
+        log-likelihood over `MAX_ANSWER_TOKENS`; with `critic/update_norm`."""
+        ...
+
+    def recall(self) -> Recalled:
+        """What the algorithm's memory has for this update, once all groups of the step are in."""
+        ...
+
+    def remember(self, values: Metrics) -> None:
+        """Leave values with the algorithm's memory, for the next steps."""
+        ...
+
+
+class Memory(Protocol):
+    """What an algorithm keeps between steps outside the weights; lives in the coordinator, and checkpoints carry it."""
+
+    def recall(self, rng: np.random.Generator) -> Recalled:
+        """What the update of a step needs, for all ranks together."""
+        ...
+
+    def remember(self, values: Metrics) -> None:
+        """Take what the update left."""
+        ...
+
+    def warnings(self) -> list[str]:
+        """What a user should know."""
+        ...
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """JSON-ready values and arrays, for a checkpoint."""
+        ...
+
+    def restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Become what `state` described."""
+        ...
+
+
+@dataclass(frozen=True)
+class CriticSettings:
+    """What the loop does for an algorithm whose critic is the model itself: its optimizer on the shared weights."""
+
+    clip_grad_norm: float
+    betas: tuple[float, float]
+    eps: float
 
 
 class Algorithm(Protocol):
@@ -183,12 +291,30 @@ class Algorithm(Protocol):
         """Whether `update` reads the log-probabilities of the initial model."""
         ...
 
+    @property
+    def trains_on_refills(self) -> bool:
+        """Whether `update` wants to see the rollouts that refill the replay buffer."""
+        ...
+
+    @property
+    def critic_optimizer(self) -> CriticSettings | None:
+        """The optimizer of a critic that is the model itself, if there is one."""
+        ...
+
+    def new_memory(self, prompt: CriticPrompt | None, context_limit: int) -> Memory | None:
+        """What it remembers between steps, as a new run begins; None if nothing."""
+        ...
+
     def plan(self, state: PlanState) -> list[PromptRow]:
         """The rows of one round of a step; none when the step needs no more."""
         ...
 
     def credit(self, group: Group) -> Credit:
         """Advantages within one finished group."""
+        ...
+
+    def observe(self, memory: Any, groups: list[ObservedGroup], rng: np.random.Generator) -> Metrics:
+        """Take a step's groups into the memory, in their order, before the update asks it."""
         ...
 
     def update(self, learner: Learner, groups: Iterable[dict]) -> Metrics:

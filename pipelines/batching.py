@@ -29,6 +29,8 @@ def sequences_of(row: dict[str, Any]) -> list[Sequence]:
                 rollout_logprobs=np.asarray(logprobs, dtype=np.float32),
                 advantage=float(row["advantage"][j]),
                 actor_mask=bool(row["actor_mask"][j]),
+                is_refill=row["purpose"] == "refill",
+                from_prompt=not len(row["prefix_ids"]),
             )
         )
     return sequences

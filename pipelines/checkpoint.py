@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipelines.settings import CheckpointConfig
 
-FOLDER, MANIFEST, COORDINATOR = "checkpoints", "manifest.json", "coordinator.json"
+FOLDER, MANIFEST, COORDINATOR, MEMORY = "checkpoints", "manifest.json", "coordinator.json", "memory.npz"
 
 
 class CheckpointError(ValueError):
@@ -33,9 +35,27 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
+def write_coordinator(path: str | Path, state: dict[str, Any]) -> None:
+    """Write the coordinator's state; the arrays of an algorithm's memory in a file of their own."""
+    memory = state.get("memory")
+    if memory is not None:
+        np.savez(Path(path) / MEMORY, **memory["arrays"])
+        state = state | {"memory": {"values": memory["values"]}}
+    (Path(path) / COORDINATOR).write_text(json.dumps(state, indent=1))
+
+
 def read_coordinator(path: str | Path) -> dict[str, Any]:
-    """The coordinator's state in a checkpoint."""
+    """The coordinator's state in a checkpoint, without the arrays of an algorithm's memory."""
     return json.loads((Path(path) / COORDINATOR).read_text())
+
+
+def read_coordinator_whole(path: str | Path) -> dict[str, Any]:
+    """The coordinator's state in a checkpoint, whole."""
+    state = read_coordinator(path)
+    if state.get("memory") is not None:
+        with np.load(Path(path) / MEMORY) as arrays:
+            state["memory"]["arrays"] = dict(arrays)
+    return state
 
 
 def prune(output_dir: str, config: CheckpointConfig) -> list[Path]:

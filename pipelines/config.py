@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -16,7 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from algorithms import ALGORITHMS
+from algorithms.critic import MAX_ANSWER_TOKENS, CriticPrompt
 from algorithms.types import Algorithm
+from pipelines.critic_queries import CriticQueries
 from pipelines.data import DataConfig
 from pipelines.engine import EngineConfig, Sampling
 from pipelines.evaluation import EvaluationConfig
@@ -46,6 +48,7 @@ class TaskConfig:
     validation: DataConfig
     max_prompt_tokens: int
     max_new_tokens: int
+    complete_answer: str | None  # pattern of one in a response's text: a chunk that holds it is the judge's, not the critic's
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,15 @@ class RunConfig:
 
     @property
     def max_model_len(self) -> int:
-        return self.task.max_prompt_tokens + self.task.max_new_tokens
+        """The longest prompt with its response."""
+        return self.task.max_prompt_tokens + self.algorithm.max_new_tokens
+
+    def critic_context(self, prompt: CriticPrompt) -> int:
+        """The longest question to the critic with its answer: prompt, response, instruction and a reference as long as a response;
+        less where the model's context or a micro-batch of the trainer holds less."""
+        wanted = self.max_model_len + prompt.longest_instruction + self.algorithm.max_new_tokens + MAX_ANSWER_TOKENS
+        context = read_model_config(self.model.path).get("max_position_embeddings") or wanted
+        return min(wanted, context, self.learner.max_tokens_per_microbatch)
 
 
 def compose(overrides: list[str], config_name: str = "config") -> DictConfig:
@@ -141,10 +152,15 @@ def _open(container: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def resolve_model(model: dict[str, Any]) -> dict[str, Any]:
-    """The model's settings with its path made absolute; `builtin:NAME` is a model that ships with the project."""
-    path = model["path"]
-    shipped = path.startswith("builtin:")
-    return model | {"path": str(ASSETS / path.removeprefix("builtin:")) if shipped else str(Path(path).resolve())}
+    """The model's settings with their paths made absolute; `builtin:NAME` is a model or a prompt that ships with the project."""
+
+    def absolute(path: str, shipped: str) -> str:
+        return str(ASSETS / shipped.format(path.removeprefix("builtin:")) if path.startswith("builtin:") else Path(path).resolve())
+
+    return model | {
+        "path": absolute(model["path"], "{}"),
+        "critic_prompt": absolute(model["critic_prompt"], "critic_prompts/{}.yaml"),
+    }
 
 
 def resolve_tracking(tracking: dict[str, Any]) -> dict[str, Any]:
@@ -172,6 +188,7 @@ def build(tree: dict[str, Any]) -> RunConfig:
             validation=make(DataConfig, task["validation"], "task.validation"),
             max_prompt_tokens=task["max_prompt_tokens"],
             max_new_tokens=task["max_new_tokens"],
+            complete_answer=task["complete_answer"],
         ),
         model=make(ModelConfig, resolve_model(tree["model"]), "model"),
         ray=make(RayConfig, cluster["ray"], "cluster.ray"),
@@ -196,6 +213,16 @@ def build(tree: dict[str, Any]) -> RunConfig:
     return config
 
 
+def critic_queries(config: RunConfig) -> CriticQueries | None:
+    """What engines need to ask the critic, for algorithms that have one in the model itself."""
+    if config.algorithm.critic_optimizer is None:
+        return None
+    from pipelines.critic_prompt import load_critic_prompt
+
+    prompt = load_critic_prompt(config.model.critic_prompt, config.model.path)
+    return CriticQueries(prompt, config.algorithm.max_new_tokens, config.critic_context(prompt), config.task.complete_answer)
+
+
 def make(kind: type[T], values: dict[str, Any], where: str) -> T:
     """A dataclass from a mapping; ConfigError names what is missing, unknown or of another type."""
     fields = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
@@ -212,7 +239,7 @@ def make(kind: type[T], values: dict[str, Any], where: str) -> T:
     }
     for name, value in values.items():
         _check_type(f"{where}.{name}", value, str(fields[name].type))
-    return kind(**{name: tuple(value) if fields[name].type == tuple[float, float] else value for name, value in values.items()})
+    return kind(**{name: tuple(value) if get_origin(hints[name]) is tuple else value for name, value in values.items()})
 
 
 def _nested(hint: Any) -> Any:
@@ -246,8 +273,8 @@ def _check(config: RunConfig) -> None:
     context = model.get("max_position_embeddings")
     if context is not None and config.max_model_len > context:
         raise ConfigError(
-            f"task.max_prompt_tokens={config.task.max_prompt_tokens} + task.max_new_tokens={config.task.max_new_tokens} exceed the "
-            f"model's context of {context} tokens: lower one of them."
+            f"task.max_prompt_tokens={config.task.max_prompt_tokens} + algorithm.max_new_tokens={config.algorithm.max_new_tokens} "
+            f"exceed the model's context of {context} tokens: lower one of them."
         )
     if config.max_model_len > config.learner.max_tokens_per_microbatch:
         raise ConfigError(

@@ -4,7 +4,7 @@ An ordinary class; `pipelines.train` runs it as a Ray actor. Calls arrive one at
 """
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from algorithms.critic import CriticPrompt
 from algorithms.flops import DecodingCost
-from algorithms.types import Algorithm, Problem, PromptRow, StoredTrajectory
+from algorithms.types import Algorithm, Problem, PromptRow, Recalled, StoredTrajectory
 from pipelines import checkpoint, schema
 from pipelines.engine import Sampling
 from pipelines.evaluation import EvaluationConfig, evaluation_metrics, mean_score
-from pipelines.metrics import light_rows, rollout_metrics
+from pipelines.metrics import light_rows, observed_groups, rollout_metrics
 from pipelines.planning import EVAL_ROWS, plan_table
 from pipelines.replay_buffer import ReplayBuffer, trajectories
 from pipelines.tracking import Tracker, TrackingConfig
+
+MEMORY_STREAM = 1 << 20  # of a step's randomness; its rounds have the numbers below
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class CoordinatorConfig:
     replay_url: str
     replay_start_from: str | None
     tokenizer_hash: str
+    critic_prompt: CriticPrompt | None  # of algorithms whose critic is the model itself
+    context_limit: int  # of a critic's prompt with its answer
     tracking: TrackingConfig
     params: dict[str, Any]  # the composed configuration
     tags: dict[str, str]
@@ -53,6 +58,8 @@ class StepRecord:
     row_ids: set[int] = field(default_factory=set)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)  # by stage: first start, last end
     kept: int = 0
+    observed: dict[str, float] | None = None  # what the algorithm said of the groups, once it has seen them
+    recalled: Recalled | None = None
     epoch: float = 0.0  # after its last draw of problems
 
     def take(self, table: pa.Table) -> None:
@@ -102,6 +109,9 @@ class Coordinator:
         self._evaluation: dict[int, StepRecord] = {}
         self._last: dict[str, float] = {}
         self._replay = self._open_replay(state["replay"])
+        self.memory = self._algorithm.new_memory(self._config.critic_prompt, self._config.context_limit)
+        if self.memory is not None and (found := state.get("memory")) is not None:
+            self.memory.restore(found["values"], found["arrays"])
 
     def _open_replay(self, view: dict[str, Any] | None) -> ReplayBuffer | None:
         replay, config = self._algorithm.replay, self._config
@@ -115,7 +125,7 @@ class Coordinator:
         """Go back to a checkpoint, or to the beginning, where the trainer starts; its first start finds everything there."""
         self._starts += 1
         if self._starts > 1:
-            self._restore(checkpoint.read_coordinator(path) if path is not None else None)
+            self._restore(checkpoint.read_coordinator_whole(path) if path is not None else None)
 
     def fail(self, reason: str) -> None:
         """Take the first error that starting again would not mend."""
@@ -183,6 +193,23 @@ class Coordinator:
         assert self._replay is not None
         return self._replay.prefix(trajectory, cut)
 
+    # -- what an algorithm remembers -------------------------------------------------------------------------------------
+
+    def recall(self, step: int, rank: int, ranks: int) -> Recalled:
+        """A rank's share of what the algorithm's memory has for the update of a step whose groups are all in."""
+        record, rng = self._training[step], np.random.default_rng([self._config.seed, step, MEMORY_STREAM])
+        if record.recalled is None:
+            assert self.memory is not None
+            record.observed = self._algorithm.observe(self.memory, observed_groups(record.table()), rng)
+            record.recalled = self.memory.recall(rng)
+        longest_first = sorted(record.recalled.examples, key=lambda example: -len(example.context))  # shares of equal length
+        return replace(record.recalled, examples=longest_first[rank::ranks])
+
+    def remember(self, values: dict[str, float]) -> None:
+        """Take what an update left for the next."""
+        assert self.memory is not None
+        self.memory.remember(values)
+
     # -- what comes back ---------------------------------------------------------------------------------------------
 
     def ingest(self, table: pa.Table) -> None:
@@ -205,7 +232,7 @@ class Coordinator:
         table = record.table()
         rows = light_rows(table)
         self._store(table)
-        metrics = rollout_metrics(rows, self._cost) | trainer_metrics
+        metrics = rollout_metrics(rows, self._cost) | (record.observed or {}) | trainer_metrics
         metrics |= {f"timing_s/{name}": end - start for name, (start, end) in record.spans.items()}
         for name in ("decode/flops", "decode/tokens"):
             self._totals[name] += metrics[name]
@@ -249,7 +276,11 @@ class Coordinator:
     def _store(self, table: pa.Table) -> None:
         """A step's refill rollouts, right or wrong, enter the replay buffer."""
         if self._replay is not None:
+            assert self._algorithm.replay is not None
             refills = table.filter(pc.equal(table["purpose"], "refill"))
+            if (least := self._algorithm.replay.least_reward) is not None:
+                first = pc.list_element(refills["reward"], 0) if refills.num_rows else refills["reward"]
+                refills = refills.filter(pc.fill_null(pc.greater_equal(first, least), False)) if refills.num_rows else refills
             self._replay.append(trajectories(refills, asdict(self._config.sampling)))
             self._replay.collect(self._pinned_files())
 
@@ -300,12 +331,16 @@ class Coordinator:
             "step_s": self._last.get("timing_s/step"),
             "decode_flops": self._totals["decode/flops"],
             "evaluations": dict(self._evaluations),
-            "warnings": [] if self._replay is None else [f"replay buffer file skipped: {why}" for why in self._replay.skipped],
+            "warnings": self._warnings(),
             "alarm": self._last.get("training/rollout_alarm", 0.0) > 0,
             "restarts": max(self._starts - 1, 0),
             "mlflow_run_id": self._tracker.run_id,
             "time": time.time(),
         }
+
+    def _warnings(self) -> list[str]:
+        skipped = [] if self._replay is None else [f"replay buffer file skipped: {why}" for why in self._replay.skipped]
+        return skipped + (self.memory.warnings() if self.memory is not None else [])
 
     def checkpointed(self, step: int, path: str) -> None:
         """Name the newest checkpoint in the run's tags."""
@@ -317,7 +352,11 @@ class Coordinator:
         return self._tracker.finish(status)
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to go on, as JSON-ready values; taken between steps."""
+        """Everything needed to go on: JSON-ready values, and the arrays of the memory; taken between steps."""
+        memory = None
+        if self.memory is not None:
+            values, arrays = self.memory.state()
+            memory = {"values": values, "arrays": arrays}
         return {
             "step": self.step,
             "epoch": self._epoch,
@@ -325,6 +364,7 @@ class Coordinator:
             "totals": self._totals,
             "evaluations": {str(step): score for step, score in self._evaluations.items()},
             "replay": self._replay.state() if self._replay is not None else None,
+            "memory": memory,
             "mlflow_run_id": self._tracker.run_id,
         }
 

@@ -6,13 +6,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
+
+from algorithms.critic import MAX_ANSWER_TOKENS, parse_value
+from pipelines.critic_queries import CriticQueries
 
 SEED_RANGE = 2**31
 CURRENT, RESTARTS = "current.json", "engine_restarts"  # in the folder of weights: which of them engines should have; who came back
@@ -68,6 +70,17 @@ class Sampling:
             )
 
 
+@dataclass(frozen=True)
+class Question:
+    """One that was put to the critic; `answer` is None where it was not, or was too long to be."""
+
+    answer: Future[Any] | None
+    reference_left_out: bool
+
+
+NOT_ASKED = Question(None, False)
+
+
 class Engine:
     """Steps a vLLM `LLMEngine` in one thread while callers wait for their groups: continuous batching across all of them."""
 
@@ -112,6 +125,8 @@ class Engine:
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue()
         self._waiting: dict[str, Future[Any]] = {}
         self._ids = itertools.count()
+        self._load = {False: 0, True: 0}  # sequences in work, by whether they are the critic's
+        self._critic_seconds = 0.0
         self._failure: BaseException | None = None
         threading.Thread(target=self._run, daemon=True, name="engine").start()
         if weights_dir is not None and _started_again():
@@ -121,14 +136,33 @@ class Engine:
 
     # -- what callers use --------------------------------------------------------------------------------------------
 
-    def generate(self, requests: list[dict[str, Any]], sampling: Sampling) -> list[dict[str, Any]]:
+    def generate(
+        self, requests: list[dict[str, Any]], sampling: Sampling, critic: CriticQueries | None = None
+    ) -> list[dict[str, Any]]:
         """Continue each request (`prompt_ids`, `prefix_ids`, `n`, `max_new_tokens`, `seed`) `n` times; blocks until all are done.
 
-        Returns per request `response_ids`, `response_text`, `rollout_logprobs`, `finish_reason` (lists of n) and `policy_version`.
+        With `critic`, the states of requests that `ask_critic` and the ends of those that are a `chunk` are scored in the same
+        batches of the engine, an end as soon as its group is there. Returns per request `response_ids`, `response_text`,
+        `rollout_logprobs`, `finish_reason`, `from_critic`, `endpoint_value` (lists of n), `prefix_value`, `reference_left_out` and
+        `policy_version`.
         """
-        futures = [self._call(partial(self._submit, request, sampling)) for request in requests]
-        outputs = [future.result().result() for future in futures]
-        return [self._completion(output) for output in outputs]
+        groups = {self._request(request, sampling): i for i, request in enumerate(requests)}
+        states = [self._ask(critic, request, []) if critic and request["ask_critic"] else NOT_ASKED for request in requests]
+        completions: list[dict[str, Any]] = [{}] * len(requests)
+        ends: list[list[Question]] = [[]] * len(requests)
+        for future in as_completed(groups):
+            i = groups[future]
+            completions[i] = self._completion(requests[i], future.result())
+            ends[i] = self._ask_ends(critic, requests[i], completions[i])
+        for completion, state, questions in zip(completions, states, ends, strict=True):
+            completion["prefix_value"] = self._value(state)
+            completion["endpoint_value"] = [self._value(question) for question in questions]
+            completion["reference_left_out"] = any(question.reference_left_out for question in (state, *questions))
+        return completions
+
+    def critic_seconds(self) -> float:
+        """Time spent on the critic's questions so far: of every engine step the share that they have in its batch."""
+        return self._critic_seconds
 
     def load_weights(self, path: str, version: int, checksum: str) -> dict[str, Any]:
         """Load a folder of safetensors, forget all cached prefixes and take the version; confirms the checksum or raises.
@@ -166,13 +200,18 @@ class Engine:
 
     # -- the engine's thread -----------------------------------------------------------------------------------------
 
-    def _call(self, action: Callable[[], Any]) -> Future[Any]:
-        """Run `action` in the engine's thread, the only one that may touch the engine."""
-        future: Future[Any] = Future()
+    def _call(self, action: Callable[[], Any], later: Future[Any] | None = None) -> Future[Any]:
+        """Run `action` in the engine's thread, the only one that may touch the engine.
+
+        Its result, or only its error where somebody else will set the result of the future `later`, is in the future returned.
+        """
+        future: Future[Any] = Future() if later is None else later
 
         def run() -> None:
             try:
-                future.set_result(action())
+                result = action()
+                if later is None:
+                    future.set_result(result)
             except BaseException as error:
                 future.set_exception(error)
 
@@ -181,12 +220,11 @@ class Engine:
         self._inbox.put(run)
         return future
 
-    def _submit(self, request: dict[str, Any], sampling: Sampling) -> Future[Any]:
-        from vllm import SamplingParams
-        from vllm.inputs import TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
+    def _request(self, request: dict[str, Any], sampling: Sampling) -> Future[Any]:
+        """Submit a state to continue; the output arrives in the future."""
+        ids = [*request["prompt_ids"], *request["prefix_ids"]]
+        return self._submit(
+            ids,
             n=request["n"],
             max_tokens=request["max_new_tokens"],
             seed=request["seed"] % SEED_RANGE,
@@ -195,24 +233,62 @@ class Engine:
             top_k=sampling.top_k,
             logprobs=0,
             flat_logprobs=True,
-            detokenize=False,
-            stop_token_ids=self._stop_ids,
-            output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        name, future = str(next(self._ids)), Future[Any]()
-        prompt = TokensPrompt(prompt_token_ids=[*request["prompt_ids"], *request["prefix_ids"]])
-        self._llm.add_request(name, prompt, params)
-        self._waiting[name] = future
+
+    def _ask(self, critic: CriticQueries, request: dict[str, Any], response: list[int]) -> Question:
+        """Submit the question for the value of a state."""
+        context, left_out = critic.context(request, response)
+        if context is None:
+            return Question(None, left_out)
+        return Question(self._submit(context, is_question=True, max_tokens=MAX_ANSWER_TOKENS, temperature=0.0), left_out)
+
+    def _ask_ends(self, critic: CriticQueries | None, request: dict[str, Any], completion: dict[str, Any]) -> list[Question]:
+        """Find the endpoints that are the critic's, and submit the questions for them."""
+        ends = zip(completion["response_ids"], completion["response_text"], completion["finish_reason"], strict=True)
+        completion["from_critic"] = [critic is not None and critic.scores(request, *end) for end in ends]
+        return [
+            self._ask(critic, request, ids) if critic and own else NOT_ASKED
+            for ids, own in zip(completion["response_ids"], completion["from_critic"], strict=True)
+        ]
+
+    def _value(self, question: Question) -> float | None:
+        if question.answer is None:
+            return None
+        (answer,) = question.answer.result().outputs
+        return parse_value(str(self._tokenizer.decode(answer.token_ids, skip_special_tokens=True)))
+
+    def _submit(self, ids: list[int], is_question: bool = False, **sampling: Any) -> Future[Any]:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            detokenize=False, stop_token_ids=self._stop_ids, output_kind=RequestOutputKind.FINAL_ONLY, **sampling
+        )
+        name, future = f"{'critic-' if is_question else ''}{next(self._ids)}", Future[Any]()
+
+        def add() -> None:
+            self._llm.add_request(name, TokensPrompt(prompt_token_ids=ids), params)
+            self._waiting[name] = future
+            self._load[is_question] += params.n
+
+        self._call(add, future)
         return future
+
+    def _finished(self, output: Any) -> None:
+        self._load[output.request_id.startswith("critic-")] -= len(output.outputs)
+        self._waiting.pop(output.request_id).set_result(output)
 
     def _run(self) -> None:
         try:
             while True:
                 while not self._llm.has_unfinished_requests() or not self._inbox.empty():
                     self._inbox.get()()
+                share, began = self._load[True] / max(sum(self._load.values()), 1), time.perf_counter()
                 for output in self._llm.step():
                     if output.finished and output.request_id in self._waiting:
-                        self._waiting.pop(output.request_id).set_result(output)
+                        self._finished(output)
+                self._critic_seconds += share * (time.perf_counter() - began)
         except BaseException as error:  # nobody may wait for a dead thread
             self._failure = error
             for future in self._waiting.values():
@@ -229,13 +305,16 @@ class Engine:
         for future in self._waiting.values():
             future.set_exception(RuntimeError(f"generation was given up: {reason}."))
         self._waiting.clear()
+        self._load = {False: 0, True: 0}
 
-    def _completion(self, output: Any) -> dict[str, Any]:
+    def _completion(self, request: dict[str, Any], output: Any) -> dict[str, Any]:
         completions = sorted(output.outputs, key=lambda one: one.index)
         ids = [list(one.token_ids) for one in completions]
         return {
             "response_ids": ids,
-            "response_text": self._tokenizer.batch_decode(ids, skip_special_tokens=True),
+            "response_text": self._tokenizer.batch_decode(
+                [[*request["prefix_ids"], *one] for one in ids], skip_special_tokens=True
+            ),
             "rollout_logprobs": [list(one.logprobs.logprobs) for one in completions],
             "finish_reason": [one.finish_reason for one in completions],
             "policy_version": self._version,

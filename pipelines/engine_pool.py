@@ -14,6 +14,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
+from pipelines.critic_queries import CriticQueries
 from pipelines.engine import Engine, EngineConfig, Sampling, environment
 
 CONCURRENT_BLOCKS = 256
@@ -53,14 +54,14 @@ class EnginePool:
         """Block until every engine answers; EngineError after `start_timeout_s`."""
         self._ask("start", self._ping, range(len(self.actors)), self.config.start_timeout_s)
 
-    def generate(self, rows: list[dict[str, Any]], sampling: Sampling) -> list[dict[str, Any]]:
+    def generate(self, rows: list[dict[str, Any]], sampling: Sampling, critic: CriticQueries | None = None) -> list[dict[str, Any]]:
         """Completions of rows, in their order; every engine gets its share of the rows, a group never two engines."""
         shares: dict[int, list[int]] = {}
         for i in range(len(rows)):
             shares.setdefault((rows[0]["row_id"] + i) % len(self.actors), []).append(i)
 
         def call(engine: int) -> Any:
-            return self.actors[engine].generate.remote([rows[i] for i in shares[engine]], sampling)
+            return self.actors[engine].generate.remote([rows[i] for i in shares[engine]], sampling, critic)
 
         results = self._ask("generate", call, list(shares), self.config.request_timeout_s)
         completions: list[dict[str, Any]] = [{}] * len(rows)
@@ -73,6 +74,14 @@ class EnginePool:
                     )
                 completions[i] = completion
         return completions
+
+    def critic_seconds(self) -> float:
+        """Time spent on the critic's questions since the start, by the engine that spent most."""
+
+        def call(engine: int) -> Any:
+            return self.actors[engine].critic_seconds.options(concurrency_group="control").remote()
+
+        return max(self._ask("report", call, range(len(self.actors)), self.config.sync_timeout_s).values())
 
     def load_weights(self, path: str, version: int, checksum: str) -> None:
         """Give all engines the weights of a folder: weights, version and prefix-cache reset in one call, confirmed by each."""

@@ -24,43 +24,48 @@ class Policy(nn.Module):
     Only the positions that predict a response token reach the vocabulary, and only `LOGIT_ELEMENTS` logits at a time.
     """
 
-    def __init__(self, lm: PreTrainedModel, temperature: float) -> None:
+    def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
         for name in ("logit_scale", "logits_scaling", "lm_head_multiplier"):
             if getattr(lm.config, name, None) not in (None, 1, 1.0):
                 raise ValueError(f"{type(lm).__name__}: models that scale their logits ({name}) are not supported yet.")
         self.lm = lm
-        self.temperature = temperature
         self.lora_scaling = 0.0  # of adapters, where there are any
         self.softcap: float | None = getattr(lm.config, "final_logit_softcapping", None)
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, select: Tensor, targets: Tensor, entropy_grad: bool
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        select: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy_grad: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """`input_ids`, `position_ids` [rows, length], right-padded; `select` [tokens] flat positions that predict `targets`.
 
-        Returns log-probabilities and entropies (nats) at the sampling temperature, float32 [tokens]. Right padding needs no
-        attention mask: no real token can see what follows it.
+        Returns log-probabilities and entropies (nats) at the temperature, float32 [tokens]. Right padding needs no attention mask: no
+        real token can see what follows it.
         """
         hidden = self.lm.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         hidden = hidden.flatten(0, 1)[select]
         head = self.lm.get_output_embeddings()
         size = max(1, LOGIT_ELEMENTS // head.weight.shape[0])
         if len(hidden) <= size:
-            return self._head(hidden, head.weight, head.bias, targets, entropy_grad)
+            return self._head(hidden, head.weight, head.bias, targets, temperature, entropy_grad)
         parts = [
-            checkpoint(self._head, h, head.weight, head.bias, t, entropy_grad, use_reentrant=False)
+            checkpoint(self._head, h, head.weight, head.bias, t, temperature, entropy_grad, use_reentrant=False)
             for h, t in zip(hidden.split(size), targets.split(size), strict=True)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _head(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, entropy_grad: bool
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, entropy_grad: bool
     ) -> tuple[Tensor, Tensor]:
         logits = nn.functional.linear(hidden, weight, bias).float()
         if self.softcap:
             logits = self.softcap * torch.tanh(logits / self.softcap)
-        log_softmax = (logits / self.temperature).log_softmax(-1)
+        log_softmax = (logits / temperature).log_softmax(-1)
         chosen = log_softmax.gather(-1, targets[:, None])[:, 0].clone()  # FSDP wants outputs that are no views
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             # x log x at x = 0 would be NaN through -inf; a clamp of the log keeps it 0.
@@ -68,7 +73,7 @@ class Policy(nn.Module):
         return chosen, entropy
 
 
-def load_policy(config: ModelConfig, mesh: DeviceMesh, device: torch.device, temperature: float) -> Policy:
+def load_policy(config: ModelConfig, mesh: DeviceMesh, device: torch.device) -> Policy:
     """Load a model folder and shard it: rank 0 reads the weights, the others start empty and receive their part."""
     lm_config = AutoConfig.from_pretrained(config.path)
     if mesh.get_rank() == 0:
@@ -82,7 +87,7 @@ def load_policy(config: ModelConfig, mesh: DeviceMesh, device: torch.device, tem
     if config.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     full = {name: value for name, value in lm.state_dict().items()} if mesh.get_rank() == 0 else {}
-    policy = Policy(lm, temperature)
+    policy = Policy(lm)
     policy.lora_scaling = config.lora.alpha / config.lora.rank if config.lora is not None else 0.0
     shard(policy, mesh, config.dtype)
     policy.to_empty(device=device) if mesh.get_rank() else policy.to(device)

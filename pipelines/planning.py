@@ -28,6 +28,9 @@ def plan_table(rows: list[PromptRow], step: int, first: int, policy_version: int
                 "max_new_tokens": row.max_new_tokens,
                 "purpose": row.purpose,
                 "policy_version": policy_version,
+                "chunk": row.chunk,
+                "ask_critic": row.ask_critic,
+                "reference_ids": row.reference_ids,
                 "seed": int(np.random.SeedSequence([seed, row_id]).generate_state(1)[0]),
             }
             for row_id, row in zip(ids, rows, strict=True)

@@ -20,11 +20,14 @@ from ray.data.datasource import Datasource, ReadTask
 
 from algorithms.types import Algorithm, Group
 from pipelines import schema
+from pipelines.critic_queries import CriticQueries
 from pipelines.engine import Sampling
 from pipelines.engine_pool import EnginePool
 from serve.judge import JudgeConfig
 
 COORDINATOR_TIMEOUT_S = 120.0
+NOT_JUDGED = {"reward": None, "status": "critic"}
+CREDITED = ["n", "purpose", "reward", "finish_reason", "response_ids", "from_critic", "endpoint_value", "prefix_value"]
 STAGE_CPUS = 0.05  # stages wait more than they work
 
 Record = Callable[[str, int, bool, float, float], None]  # stage, step, whether an evaluation, start, end
@@ -61,6 +64,7 @@ def rollout_dataset(
     algorithm: Algorithm,
     sampling: dict[str, Sampling],
     blocks: int,
+    critic: CriticQueries | None = None,
     send_ids: bool = False,
 ) -> Dataset:
     """The dataset that a trainer iterates: each pass rolls out what the coordinator planned last."""
@@ -71,6 +75,7 @@ def rollout_dataset(
             engines,
             judge,
             sampling,
+            critic,
             record,
             send_ids,
         )
@@ -84,17 +89,25 @@ def judged_dataset(
     engines: EnginePool,
     judge: JudgeConfig,
     sampling: dict[str, Sampling],
+    critic: CriticQueries | None = None,
     record: Record | None = None,
     send_ids: bool = False,
 ) -> Dataset:
     """Planned rows, generated and judged."""
-    return rows.map_batches(partial(generate, engines=engines, sampling=sampling, record=record), **_batches()).map_batches(
+    stage = partial(generate, engines=engines, sampling=sampling, critic=critic, record=record)
+    return rows.map_batches(stage, **_batches()).map_batches(
         partial(judge_rows, config=judge, record=record, send_ids=send_ids), **_batches()
     )
 
 
-def generate(table: pa.Table, engines: EnginePool, sampling: dict[str, Sampling], record: Record | None = None) -> pa.Table:
-    """Stage 1: continue every row on the engines; evaluation rows have a sampling of their own."""
+def generate(
+    table: pa.Table,
+    engines: EnginePool,
+    sampling: dict[str, Sampling],
+    critic: CriticQueries | None = None,
+    record: Record | None = None,
+) -> pa.Table:
+    """Stage 1: continue every row on the engines, with the critic's values; evaluation rows have a sampling of their own."""
     table = schema.check(table, "plan")
     if not table.num_rows:
         return schema.append(table, {name: [] for name, _ in schema.GENERATE}, "generate")
@@ -103,29 +116,32 @@ def generate(table: pa.Table, engines: EnginePool, sampling: dict[str, Sampling]
     if len(kinds) > 1:
         raise schema.SchemaError("a block mixes evaluation rows with training rows.")
     with _span(record, "gen", table):
-        completions = engines.generate(rows, sampling[kinds.pop()])
+        completions = engines.generate(rows, sampling[kinds.pop()], critic)
     return schema.append(table, {name: [one[name] for one in completions] for name, _ in schema.GENERATE}, "generate")
 
 
 def judge_rows(table: pa.Table, config: JudgeConfig, record: Record | None = None, send_ids: bool = False) -> pa.Table:
     """Stage 2: one reward per continuation, or null with a status; never a 0 that no verifier gave.
 
-    `send_ids`: reward functions of TRL's signature may ask for the token ids.
+    Ends that are the critic's are not judged. `send_ids`: reward functions of TRL's signature may ask for the token ids.
     """
     table = schema.check(table, "generate")
-    columns = ("row_id", "data_source", "ground_truth", "extra_info", "response_text")
+    columns = ("row_id", "data_source", "ground_truth", "extra_info", "response_text", "from_critic")
     items = [
         {"row_id": row, "data_source": source, "ground_truth": truth, "extra_info": extra, "response": text}
-        for row, source, truth, extra, texts in zip(*(table[name].to_pylist() for name in columns), strict=True)
-        for text in texts
+        for row, source, truth, extra, texts, owned in zip(*(table[name].to_pylist() for name in columns), strict=True)
+        for text, from_critic in zip(texts, owned, strict=True)
+        if not from_critic
     ]
     if send_ids:
-        every = (ids for responses in table["response_ids"].to_pylist() for ids in responses)
+        pairs = zip(table["response_ids"].to_pylist(), table["from_critic"].to_pylist(), strict=True)
+        every = (ids for responses, owned in pairs for ids, from_critic in zip(responses, owned, strict=True) if not from_critic)
         items = [item | {"response_ids": ids} for item, ids in zip(items, every, strict=True)]
     with _span(record, "reward", table):
         verdicts = iter(_ask_judge(items, config) if items else [])
-    sizes = table["n"].to_pylist()
-    groups = [[next(verdicts) for _ in range(size)] for size in sizes]
+    groups = [
+        [NOT_JUDGED if from_critic else next(verdicts) for from_critic in owned] for owned in table["from_critic"].to_pylist()
+    ]
     columns_of = {
         "reward": [[verdict["reward"] for verdict in group] for group in groups],
         "reward_status": [[verdict["status"] for verdict in group] for group in groups],
@@ -155,12 +171,13 @@ def credit(table: pa.Table, algorithm: Algorithm) -> pa.Table:
     """Stage 3: the algorithm's credit for each group; evaluation and refill rows get none."""
     table = schema.check(table, "judge")
     columns: dict[str, list[Any]] = {name: [] for name, _ in schema.CREDIT}
-    for row in table.select(["n", "purpose", "reward", "finish_reason", "response_ids"]).to_pylist():
+    for row in table.select(CREDITED).to_pylist():
         if row["purpose"] in ("eval", "refill"):
-            values: tuple[Any, ...] = ([0.0] * row["n"], [False] * row["n"], False)
+            keep = row["purpose"] == "refill" and algorithm.trains_on_refills
+            values: tuple[Any, ...] = ([0.0] * row["n"], [False] * row["n"], keep, None)
         else:
             credit = algorithm.credit(as_group(row))
-            values = (credit.advantages.tolist(), credit.actor_mask.tolist(), credit.keep)
+            values = (credit.advantages.tolist(), credit.actor_mask.tolist(), credit.keep, credit.critic_target)
         for name, value in zip(columns, values, strict=True):
             columns[name].append(value)
     return schema.append(table, columns, "credit")
@@ -169,10 +186,17 @@ def credit(table: pa.Table, algorithm: Algorithm) -> pa.Table:
 def as_group(row: dict[str, Any]) -> Group:
     """A judged row as the algorithm sees it."""
     return Group(
-        rewards=np.array([np.nan if reward is None else reward for reward in row["reward"]], dtype=float),
+        rewards=_floats(row["reward"]),
         truncated=np.array([reason == "length" for reason in row["finish_reason"]]),
         lengths=np.array([len(ids) for ids in row["response_ids"]]),
+        values=_floats(row["endpoint_value"]),
+        from_critic=np.array(row["from_critic"]),
+        prefix_value=row["prefix_value"],
     )
+
+
+def _floats(values: list[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else round(value, 6) for value in values], dtype=float)  # tenths, not float32's
 
 
 def deliver(table: pa.Table, coordinator: ActorHandle) -> pa.Table:

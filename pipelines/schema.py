@@ -20,21 +20,29 @@ PLAN = [
     ("purpose", pa.string()),  # train | refill | audit | eval
     ("policy_version", pa.int32()),  # the weights this row must be sampled from
     ("seed", pa.int64()),
+    ("chunk", pa.bool_()),  # where a continuation is cut off, the critic scores it
+    ("ask_critic", pa.bool_()),  # for the value of the state
+    ("reference_ids", IDS),  # null, or a solution of the problem for the critic's prompt
 ]
 GENERATE = [
     ("response_ids", pa.list_(IDS)),  # [n][tokens], stop token included
-    ("response_text", pa.list_(pa.string())),  # for judges and people; the ids are the truth
+    ("response_text", pa.list_(pa.string())),  # of prefix and response together, for judges and people; the ids are the truth
     ("rollout_logprobs", pa.list_(LOGPROBS)),  # at the sampling temperature
     ("finish_reason", pa.list_(pa.string())),  # stop | length
+    ("from_critic", pa.list_(pa.bool_())),  # endpoints that are the critic's to score and not the judge's
+    ("endpoint_value", pa.list_(pa.float32())),  # by the critic; null where it was not asked or answered with none
+    ("prefix_value", pa.float32()),  # by the critic of the state; null likewise
+    ("reference_left_out", pa.bool_()),  # of a critic's prompt that it would have made too long
 ]
 JUDGE = [
-    ("reward", pa.list_(pa.float32())),  # null where the judge failed
-    ("reward_status", pa.list_(pa.string())),  # ok | timeout | error: ...
+    ("reward", pa.list_(pa.float32())),  # null where the judge failed, or was not asked
+    ("reward_status", pa.list_(pa.string())),  # ok | critic | timeout | error: ...
 ]
 CREDIT = [
     ("advantage", LOGPROBS),
     ("actor_mask", pa.list_(pa.bool_())),
     ("keep", pa.bool_()),  # False: the group teaches nothing
+    ("critic_target", pa.float32()),  # what the critic shall say of the state; null: nothing
 ]
 
 STAGES = {

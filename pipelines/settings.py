@@ -37,6 +37,7 @@ class ModelConfig:
     dtype: str  # float32 | bfloat16, of the computation; master weights are always float32
     gradient_checkpointing: bool
     lora: LoRAConfig | None = None  # null trains every weight
+    critic_prompt: str = ""  # file that asks the model for the value of a state
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "bfloat16"):

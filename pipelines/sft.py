@@ -1,10 +1,11 @@
-"""`python -m pipelines.sft data.files=[...] output_dir=... [model=...] [key=value ...]`: fine-tune on prompt/response pairs."""
+"""`python -m pipelines.sft data.files=[...] output_dir=... [model=...] [key=value ...]`: fine-tune on responses and values."""
 
 import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +15,11 @@ os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 import numpy as np
 import ray
 
+from algorithms.critic import round_to_grid
 from algorithms.types import Sequence
 from pipelines import cluster
 from pipelines.config import RayConfig, digest, make, resolve_model, resolve_tracking
+from pipelines.critic_prompt import load_critic_prompt
 from pipelines.data import DataError, read_rows
 from pipelines.entry import command
 from pipelines.prompts import load_tokenizer, render_prompt, stop_ids
@@ -42,11 +45,19 @@ class SFTConfig:
     output_dir: str
 
 
-def load_examples(files: list[str], model_path: str, max_tokens: int) -> tuple[list[tuple[np.ndarray, int]], int]:
-    """Token ids and prompt lengths of all examples, each ended by a stop token, and how many were too long."""
-    tokenizer = load_tokenizer(model_path)
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else stop_ids(model_path, tokenizer)[0]
+def load_examples(files: list[str], model: ModelConfig, max_tokens: int) -> tuple[list[tuple[np.ndarray, int]], int]:
+    """Token ids and prompt lengths of all examples, and how many were too long.
+
+    A row with a `value` teaches the critic: `response` is part of one, its value is asked for with `reference` if there is one. Any
+    other row teaches the response, ended by a stop token.
+    """
+    tokenizer, critic = load_tokenizer(model.path), None
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else stop_ids(model.path, tokenizer)[0]
     examples, dropped = [], 0
+
+    def ids_of(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
     for file in files:
         for i, row in enumerate(read_rows(file)):
             for column, kinds in (("prompt", (str, list)), ("response", (str,))):
@@ -54,13 +65,20 @@ def load_examples(files: list[str], model_path: str, max_tokens: int) -> tuple[l
                     raise DataError(
                         f"{file}, row {i}: column {column!r} is missing or not {' or '.join(k.__name__ for k in kinds)}."
                     )
-            prompt = render_prompt(tokenizer, row["prompt"])
-            response = tokenizer(row["response"], add_special_tokens=False)["input_ids"]
-            ids = np.array([*prompt, *response, end], dtype=np.int32)
+            context, response = render_prompt(tokenizer, row["prompt"]), ids_of(row["response"])
+            answer: Iterable[int] = [*response, end]
+            if (value := row.get("value")) is not None:
+                if not 0 <= value <= 1:
+                    raise DataError(f"{file}, row {i}: a value of {value} is not between 0 and 1.")
+                critic = critic or load_critic_prompt(model.critic_prompt, model.path)
+                reference = row.get("reference")
+                context = critic.query(context, response, ids_of(reference) if reference is not None else None).tolist()
+                answer = critic.answer(round_to_grid(value))
+            ids = np.array([*context, *answer], dtype=np.int32)
             if len(ids) > max_tokens:
                 dropped += 1
             else:
-                examples.append((ids, len(prompt)))
+                examples.append((ids, len(context)))
     return examples, dropped
 
 
@@ -114,7 +132,7 @@ def run(tree: dict[str, Any]) -> None:
     model = make(ModelConfig, resolve_model(tree["model"]), "model")
     read_model_config(model.path)
     learner = make(LearnerConfig, tree["cluster"]["learner"], "cluster.learner")
-    examples, dropped = load_examples(tree["data"]["files"], model.path, tree["data"]["max_tokens"])
+    examples, dropped = load_examples(tree["data"]["files"], model, tree["data"]["max_tokens"])
     if not examples:
         raise DataError(f"data.files: no usable example ({dropped} longer than {tree['data']['max_tokens']} tokens).")
     updates = tree["epochs"] * -(-len(examples) // tree["batch_size"])

@@ -1,7 +1,7 @@
-"""The two embedded worlds: problems, and demonstrations of a policy that has the skill but errs.
+"""The two embedded worlds: problems, demonstrations of a policy that has the skill but errs, and the values of its states.
 
-`python -m pipelines.testbed` writes what the tiny model and `make demo` are built from: problem sets as dataset rows (train and
-validation disjoint by seed) and fine-tuning sets of prompt/response pairs, first faultless, then with the faults to unlearn.
+`python -m pipelines.testbed STAGE --out FILE` writes what the tiny model is built from: responses, faultless first, then with the
+faults to unlearn; and states with their values, for the critic's prompts. Problems of the validation splits are in none.
 """
 
 import argparse
@@ -23,6 +23,9 @@ WALK_DISTANCES = (20, 70)
 WALK_SLACK = 2  # moves allowed beyond the fewest possible
 WALK_RANDOM_MOVES = 0.5  # share of demonstrated moves that ignore the target
 
+State = tuple[int, int]  # steps taken, and the number that the last one led to
+Outcomes = list[tuple[float, int]]  # probabilities, and numbers that a step may lead to
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -43,19 +46,24 @@ def chain_problem(rng: random.Random) -> Problem:
     return Problem(text, f"{value:02d}")
 
 
-def chain_demonstration(problem: Problem, rng: random.Random, noisy: bool) -> str:
-    """All steps of a chain; noisy ones slip, mostly in the tens when a step carries, and go on from the wrong number."""
-    value, steps = int(problem.prompt[:2]), list[str]()
-    for i in range(2, len(problem.prompt), 2):
-        sign, digit = problem.prompt[i], int(problem.prompt[i + 1])
-        step = digit if sign == "+" else -digit
-        result = (value + step) % 100
-        carries = not 0 <= value % 10 + step <= 9
-        if noisy and rng.random() < (CARRY_ERROR if carries else PLAIN_ERROR):
-            result = (result + rng.choice(CARRY_SLIPS if carries else PLAIN_SLIPS)) % 100
-        steps.append(f"{value:02d}{sign}{digit}={result:02d};")
-        value = result
-    return "".join(steps) + f"#{value:02d}"
+def chain_outcomes(problem: Problem, state: State, faulty: bool) -> Outcomes:
+    """One operation; a faulty demonstrator slips, mostly in the tens when a step carries, and goes on from the wrong number."""
+    done, value = state
+    if done == CHAIN_OPERATIONS:
+        return []
+    step = int(problem.prompt[2 + 2 * done : 4 + 2 * done])
+    right = (value + step) % 100
+    if not faulty:
+        return [(1.0, right)]
+    carries = not 0 <= value % 10 + step <= 9
+    error, slips = (CARRY_ERROR, CARRY_SLIPS) if carries else (PLAIN_ERROR, PLAIN_SLIPS)
+    return [(1 - error, right)] + [(error / len(slips), (right + slip) % 100) for slip in slips]
+
+
+def chain_text(problem: Problem, state: State, after: int | None) -> str:
+    """A step as it is written; the last repeats the number."""
+    done, value = state
+    return f"#{value:02d}" if after is None else f"{value:02d}{problem.prompt[2 + 2 * done : 4 + 2 * done]}={after:02d};"
 
 
 def walk_problem(rng: random.Random, distances: tuple[int, int] = WALK_DISTANCES) -> Problem:
@@ -68,30 +76,78 @@ def walk_problem(rng: random.Random, distances: tuple[int, int] = WALK_DISTANCES
     return Problem(text, text)
 
 
-def walk_demonstration(problem: Problem, rng: random.Random, noisy: bool) -> str:
-    """Largest moves toward the target until it is met; noisy ones stray, and give up when the moves are spent."""
-    here, target, limit = int(problem.prompt[:2]), int(problem.prompt[3:5]), int(problem.prompt[6:8])
-    moves: list[str] = []
-    while here != target and len(moves) < limit:
-        step = max(-9, min(9, target - here))
-        if noisy and rng.random() < WALK_RANDOM_MOVES:
-            step = rng.choice([s for s in range(-9, 10) if s and 0 <= here + s < 100])
-        moves.append(f"{here:02d}{'+' if step > 0 else '-'}{abs(step)}={here + step:02d};")
-        here += step
-    return "".join(moves) + "#"
+def walk_outcomes(problem: Problem, state: State, faulty: bool) -> Outcomes:
+    """The largest move toward the target until it is met; a faulty demonstrator strays. Both give up when the moves are spent."""
+    moves, here = state
+    target, limit = int(problem.prompt[3:5]), int(problem.prompt[6:8])
+    if here == target or moves == limit:
+        return []
+    toward = here + max(-9, min(9, target - here))
+    if not faulty:
+        return [(1.0, toward)]
+    anywhere = [after for after in range(max(0, here - 9), min(99, here + 9) + 1) if after != here]
+    return [(1 - WALK_RANDOM_MOVES, toward)] + [(WALK_RANDOM_MOVES / len(anywhere), after) for after in anywhere]
+
+
+def walk_text(problem: Problem, state: State, after: int | None) -> str:
+    """A move as it is written."""
+    here = state[1]
+    return "#" if after is None else f"{here:02d}{after - here:+d}={after:02d};"
 
 
 @dataclass(frozen=True)
 class World:
-    """How to pose a problem of a world and how to demonstrate an answer to it."""
+    """How to pose a problem and what a demonstrator may write at each state of an answer to it."""
 
     problem: Callable[[random.Random], Problem]
-    demonstration: Callable[[Problem, random.Random, bool], str]
+    outcomes: Callable[[Problem, State, bool], Outcomes]  # none where the answer ends
+    text: Callable[[Problem, State, int | None], str]
+    solved: Callable[[Problem, State], bool]  # by an answer that ends here
+
+    def demonstration(self, problem: Problem, rng: random.Random, faulty: bool, detours: int = 0) -> str:
+        """A whole response; the first `detours` steps are a faulty demonstrator's in any case."""
+        text, state = "", start(problem)
+        while outcomes := self.outcomes(problem, state, faulty or state[0] < detours):
+            (after,) = rng.choices([after for _, after in outcomes], [share for share, _ in outcomes])
+            text, state = text + self.text(problem, state, after), (state[0] + 1, after)
+        return text + self.text(problem, state, None)
+
+    def value(self, problem: Problem, prefix: str) -> float:
+        """The faulty demonstrator's chance of success after `prefix`, a part of one of its responses."""
+        known: dict[State, float] = {}
+
+        def at(state: State) -> float:
+            if state not in known:
+                outcomes = self.outcomes(problem, state, True)
+                chances = sum(share * at((state[0] + 1, after)) for share, after in outcomes)
+                known[state] = chances if outcomes else float(self.solved(problem, state))
+            return known[state]
+
+        state, left = start(problem), prefix
+        while outcomes := self.outcomes(problem, state, True):
+            # What is there of a step narrows down what it will be.
+            possible = [(share, after) for share, after in outcomes if _agree(left, self.text(problem, state, after))]
+            if len(left) < len(self.text(problem, state, outcomes[0][1])):
+                return sum(share * at((state[0] + 1, after)) for share, after in possible) / sum(share for share, _ in possible)
+            left = left[len(self.text(problem, state, possible[0][1])) :]
+            state = state[0] + 1, possible[0][1]
+        return at(state)
+
+
+def _agree(left: str, step: str) -> bool:
+    return left.startswith(step) or step.startswith(left)
+
+
+def start(problem: Problem) -> State:
+    """The state of an empty response; prompts of both worlds begin with their number."""
+    return 0, int(problem.prompt[:2])
 
 
 WORLDS = {
-    "chain_arithmetic": World(chain_problem, chain_demonstration),
-    "number_walk": World(walk_problem, walk_demonstration),
+    "chain_arithmetic": World(
+        chain_problem, chain_outcomes, chain_text, lambda problem, state: f"{state[1]:02d}" == problem.ground_truth
+    ),
+    "number_walk": World(walk_problem, walk_outcomes, walk_text, lambda problem, state: state[1] == int(problem.prompt[3:5])),
 }
 
 
@@ -122,30 +178,71 @@ def problem_rows(world: str, split: str, count: int) -> list[dict[str, Any]]:
     return rows
 
 
-# Fine-tuning stages: how many demonstrations, of what, with or without faults. Landing on a target is the hard part, so walks that
-# begin near theirs dominate once the chains are learned. The skill comes first and the noise last: noise alone is not learned from.
+STEP_CHARACTERS = 8
+NEAR = (1, 12)  # distances of walks that begin near their target, as landing on it is the hard part
+MAX_DETOURS = 3  # of a walk that strays first: only where walks turn back must a model compare target and place at every move
+VALUES = ("chain_value", "walk_value")
+SOURCES = {
+    "chain": ("chain_arithmetic", chain_problem),
+    "walk": ("number_walk", walk_problem),
+    "near_walk": ("number_walk", lambda rng: walk_problem(rng, NEAR)),
+    "detour_walk": ("number_walk", lambda rng: walk_problem(rng, WALK_DISTANCES if rng.random() < 0.5 else (1, 20))),
+    "chain_value": ("chain_arithmetic", chain_problem),
+    "walk_value": ("number_walk", walk_problem),
+}
+
+# Fine-tuning stages: how many examples, of what, and whether demonstrations have faults. The skill comes first and the noise last:
+# noise alone is not learned from. Values are those of the faulty demonstrator, whom the shipped model imitates.
 STAGES = {
     "skill": [
-        (30_000, {"chain_arithmetic": 0.6, "number_walk": 0.2, "near_walk": 0.2}, False),
-        (150_000, {"chain_arithmetic": 0.1, "number_walk": 0.3, "near_walk": 0.6}, False),
+        (30_000, {"chain": 0.6, "walk": 0.2, "near_walk": 0.2}, False),
+        (150_000, {"chain": 0.1, "walk": 0.3, "near_walk": 0.6}, False),
     ],
-    "noise": [(20_000, {"chain_arithmetic": 0.6, "number_walk": 0.4}, True)],
+    "value": [(130_000, {"chain": 0.1, "detour_walk": 0.4, "chain_value": 0.3, "walk_value": 0.2}, False)],
+    "noise": [(30_000, {"chain": 0.3, "walk": 0.3, "chain_value": 0.25, "walk_value": 0.15}, True)],
 }
-NEAR = (1, 12)
 
 
-def demonstration_rows(stage: str, seed: int) -> list[dict[str, Any]]:
-    """The prompt/response pairs of a fine-tuning stage, in their order; validation problems are left out."""
+def stage_rows(stage: str, seed: int) -> list[dict[str, Any]]:
+    """The examples of a fine-tuning stage, in their order; validation problems are left out."""
     held_out = {row["prompt"][0]["content"] for world in WORLDS for row in problem_rows(world, "validation", VALIDATION)}
-    worlds = WORLDS | {"near_walk": World(lambda rng: walk_problem(rng, NEAR), walk_demonstration)}
     rng, rows = random.Random(f"{stage}/{seed}"), list[dict[str, Any]]()
-    for count, shares, noisy in STAGES[stage]:
-        for name in rng.choices(list(shares), list(shares.values()), k=count):
-            problem = worlds[name].problem(rng)
-            if problem.prompt not in held_out:
-                messages = [{"role": "user", "content": problem.prompt}]
-                rows.append({"prompt": messages, "response": worlds[name].demonstration(problem, rng, noisy)})
+    for count, shares, faulty in STAGES[stage]:
+        for source in rng.choices(list(shares), list(shares.values()), k=count):
+            name, pose = SOURCES[source]
+            problem = pose(rng)
+            if problem.prompt in held_out:
+                continue
+            if source in VALUES:
+                rows.append(_value_row(WORLDS[name], problem, rng))
+            else:
+                detours = rng.randint(0, MAX_DETOURS) if source == "detour_walk" else 0
+                response = WORLDS[name].demonstration(problem, rng, faulty, detours)
+                rows.append({"prompt": [{"role": "user", "content": problem.prompt}], "response": response})
     return rows
+
+
+def _value_row(world: World, problem: Problem, rng: random.Random) -> dict[str, Any]:
+    """A state that the faulty demonstrator reaches, its value, and every other time a solution of its problem."""
+    response = world.demonstration(problem, rng, True)
+    cut = rng.randrange(len(response))
+    prefix = response[: cut - cut % STEP_CHARACTERS] if rng.random() < 0.5 else response[:cut]
+    reference = _solution(world, problem, rng) if rng.random() < 0.5 else None
+    return {
+        "prompt": [{"role": "user", "content": problem.prompt}],
+        "response": prefix,
+        "value": round(world.value(problem, prefix), 4),
+        "reference": reference,
+    }
+
+
+def _solution(world: World, problem: Problem, rng: random.Random) -> str:
+    """A response that solves the problem: the first of some faulty ones that does, else the faultless one."""
+    for _ in range(3):
+        attempt = world.demonstration(problem, rng, True)
+        if world.value(problem, attempt) == 1:
+            return attempt
+    return world.demonstration(problem, rng, False)
 
 
 def main() -> None:
@@ -154,9 +251,9 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="Parquet file to write")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    rows = demonstration_rows(args.stage, args.seed)
+    rows = stage_rows(args.stage, args.seed)
     pq.write_table(pa.Table.from_pylist(rows), args.out)
-    print(f"{len(rows)} demonstrations written to {args.out}")
+    print(f"{len(rows)} examples written to {args.out}")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ from ray.train.torch import TorchTrainer
 
 from algorithms.flops import DecodingCost
 from pipelines import checkpoint, cluster, progress
-from pipelines.config import ConfigError, RunConfig, build, digest
+from pipelines.config import ConfigError, RunConfig, build, critic_queries, digest
 from pipelines.coordinator import Coordinator, CoordinatorConfig
+from pipelines.critic_queries import CriticQueries
 from pipelines.data import ProblemSet, load_problems
 from pipelines.engine import Sampling
 from pipelines.engine_pool import EnginePool
@@ -64,16 +65,16 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     manifest = _manifest(config, train)
     if resume_from is not None:
         checkpoint.check_fits(resume_from, manifest)
+    critic = critic_queries(config)
     check_start(config.replay_buffer, tokenizer_hash(tokenizer))
     _announce(config, tokenizer, train, validation, output_dir)
 
     cluster.connect(config.ray)
     cluster.check_demand(cluster.demand(config))
     weights_dir = str(Path(output_dir) / "weights")
-    engines = EnginePool.start(
-        config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed, weights_dir
-    )
-    coordinator = _start_coordinator(config, tokenizer, train, validation, output_dir, resume_from)
+    context = config.max_model_len if critic is None else max(config.max_model_len, critic.context_limit)
+    engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed, weights_dir)
+    coordinator = _start_coordinator(config, tokenizer, critic, train, validation, output_dir, resume_from)
     judge.start(config.judge, reward)
     engines.wait_ready()
     # Ray Train would go on from its own notes of an earlier run in this folder; the manifests decide that here.
@@ -81,7 +82,7 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     status = "FAILED"
     try:
         with progress.ProgressLine(lambda: cast(Any, ray.get(coordinator.progress.remote(), timeout=5))):
-            _trainer(config, coordinator, engines, output_dir, manifest, resume_from).fit()
+            _trainer(config, coordinator, engines, critic, output_dir, manifest, resume_from).fit()
         fatal: str | None = cast(Any, ray.get(coordinator.fatal_error.remote(), timeout=60))
         if fatal is not None:
             raise RuntimeError(fatal)
@@ -146,6 +147,7 @@ def _announce(config: RunConfig, tokenizer: Any, train: ProblemSet, validation: 
 def _start_coordinator(
     config: RunConfig,
     tokenizer: Any,
+    critic: CriticQueries | None,
     train: ProblemSet,
     validation: ProblemSet,
     output_dir: str,
@@ -164,6 +166,8 @@ def _start_coordinator(
         replay_url=config.replay_buffer.url or str(Path(output_dir) / "replay"),
         replay_start_from=config.replay_buffer.start_from,
         tokenizer_hash=tokenizer_hash(tokenizer),
+        critic_prompt=critic.prompt if critic is not None else None,
+        context_limit=critic.context_limit if critic is not None else 0,
         tracking=config.tracking,
         params=config.composed,
         tags={
@@ -175,7 +179,7 @@ def _start_coordinator(
         },
     )
     cost = DecodingCost.of_config(read_model_config(config.model.path))
-    state = checkpoint.read_coordinator(resume_from) if resume_from is not None else None
+    state = checkpoint.read_coordinator_whole(resume_from) if resume_from is not None else None
     remote: Any = ray.remote(Coordinator)
     return remote.options(num_cpus=cluster.COORDINATOR_CPUS).remote(
         settings, config.algorithm, train.problems, validation.problems, cost, state
@@ -186,6 +190,7 @@ def _trainer(
     config: RunConfig,
     coordinator: ActorHandle,
     engines: EnginePool,
+    critic: CriticQueries | None,
     output_dir: str,
     manifest: dict[str, Any],
     resume_from: str | None,
@@ -209,7 +214,7 @@ def _trainer(
         reference_path=config.model.path if config.algorithm.needs_reference else None,
     )
     learner, send_ids = config.learner, config.reward.signature == "trl"
-    rollouts = rollout_dataset(coordinator, engines, config.judge, config.algorithm, sampling, config.blocks, send_ids)
+    rollouts = rollout_dataset(coordinator, engines, config.judge, config.algorithm, sampling, config.blocks, critic, send_ids)
     return TorchTrainer(
         cast(Any, run_rank),
         train_loop_config=cast(Any, loop),

@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError
 from ray.train import Checkpoint
 from ray.train.torch import get_device
 
-from algorithms.types import Metrics
+from algorithms.types import Metrics, Recalled
 from pipelines import checkpoint, train_state
 from pipelines.engine import restarts
 from pipelines.learner import Learner
@@ -27,7 +27,7 @@ class Loop:
     def __init__(self, config: LoopConfig) -> None:
         torch.set_num_threads(config.learner.threads)
         self.config = config
-        self.rank = dist.get_rank()
+        self.rank, self.current = dist.get_rank(), 0
         self.learner = Learner(
             config.model,
             config.optimizer,
@@ -37,6 +37,8 @@ class Loop:
             device=get_device(),
             stream_timeout_s=config.learner.stream_timeout_s,
             reference_path=config.reference_path,
+            critic=config.algorithm.critic_optimizer,
+            memory=self,
         )
         self.weights = weight_sync(self.learner, config.engines, config.weights_dir)
         self.shard = ray.train.get_dataset_shard("rollouts")
@@ -67,13 +69,30 @@ class Loop:
         """One step: roll out, learn, sync, report."""
         timings = self.learner.timings
         timings.clear()
+        self.current, asked = step, self.critic_seconds()
         with _timed(timings, "step"):
             metrics = self.config.algorithm.update(self.learner, self.groups(step))
             with _timed(timings, "update_weights"):
                 self.sync(step)
         if self.rank == 0:
+            if self.config.algorithm.critic_optimizer is not None:
+                metrics |= {"timing_s/values": self.critic_seconds() - asked}
             metrics |= timings | {"engine/restarts": float(restarts(self.config.weights_dir))}
             self.ask("finish_step", step, metrics)
+
+    def critic_seconds(self) -> float:
+        """Time the engines have spent on the critic's questions, where there are any."""
+        has_critic = self.rank == 0 and self.config.algorithm.critic_optimizer is not None
+        return self.config.engines.critic_seconds() if has_critic else 0.0
+
+    def recall(self) -> Recalled:
+        """This rank's share of what the algorithm's memory has for the update of this step."""
+        return self.ask("recall", self.current, self.rank, dist.get_world_size())
+
+    def remember(self, values: Metrics) -> None:
+        """Leave an update's values with the algorithm's memory."""
+        if self.rank == 0:
+            self.ask("remember", values)
 
     def groups(self, step: int) -> Iterator[dict[str, Any]]:
         """This rank's share of the step's groups as they finish, round after round until the algorithm needs no more."""

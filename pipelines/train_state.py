@@ -9,9 +9,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 
-from pipelines.checkpoint import COORDINATOR, MANIFEST, read_manifest, write_atomically
+from pipelines.checkpoint import MANIFEST, read_manifest, write_atomically, write_coordinator
 from pipelines.learner import Learner
 from pipelines.model import adapter_config, full_state_dict
 from pipelines.settings import LoRAConfig
@@ -22,13 +27,13 @@ CARRIED = ("config.json", "generation_config.json", "chat_template.jinja", "spec
 
 def save(learner: Learner, path: Path, model_path: str, coordinator: dict[str, Any], manifest: dict[str, Any]) -> None:
     """Write model, optimizer and coordinator, then the manifest; collective. Rank 0 passes the coordinator's state."""
-    model, optimizer = get_state_dict(learner.policy, learner.optimizer)
-    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=str(path / STATE))
+    stepped = learner.critic_optimizer is not None and bool(learner.critic_optimizer.state)
+    dcp.save(_trained_state(learner, stepped), checkpoint_id=str(path / STATE))
     save_model_folder(learner, path / MODEL, model_path)
     if learner.model.lora is not None:
         _save_adapters(learner, path / ADAPTER, learner.model.lora)
     if dist.get_rank() == 0:
-        (path / COORDINATOR).write_text(json.dumps(coordinator, indent=1))
+        write_coordinator(path, coordinator)
         write_atomically(path / MANIFEST, json.dumps(manifest | {"updates": learner.updates}, indent=1))
     dist.barrier()
 
@@ -56,9 +61,24 @@ def _save_adapters(learner: Learner, path: Path, lora: LoRAConfig) -> None:
 
 
 def load(learner: Learner, path: str | Path) -> None:
-    """Restore weights, optimizer and update count, on any number of ranks; collective."""
+    """Restore weights, optimizers and update count, on any number of ranks; collective.
+
+    A checkpoint without the state of a critic's optimizer leaves that as it is: new.
+    """
+    reader = dcp.FileSystemReader(str(Path(path) / STATE))
+    has_critic = any(name.startswith("critic_optimizer") for name in reader.read_metadata().state_dict_metadata)
+    state = _trained_state(learner, has_critic and learner.critic_optimizer is not None)
+    dcp.load(state, storage_reader=reader)
+    set_state_dict(learner.policy, learner.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    if learner.critic_optimizer is not None and "critic_optimizer" in state:
+        set_optimizer_state_dict(learner.policy, learner.critic_optimizer, state["critic_optimizer"])
+    learner.updates = read_manifest(path)["updates"]
+
+
+def _trained_state(learner: Learner, with_critic: bool) -> dict[str, Any]:
     model, optimizer = get_state_dict(learner.policy, learner.optimizer)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    dcp.load(state, checkpoint_id=str(Path(path) / STATE))
-    set_state_dict(learner.policy, learner.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    learner.updates = read_manifest(path)["updates"]
+    if with_critic:
+        assert learner.critic_optimizer is not None
+        state["critic_optimizer"] = get_optimizer_state_dict(learner.policy, learner.critic_optimizer)
+    return state

@@ -56,18 +56,26 @@ def test_the_first_grid_value_is_read(text, value):
     assert parse_value(text) == value
 
 
-PROMPT = CriticPrompt(close_thinking=(9,), plain=(1, 2), before_reference=(3,), after_reference=(4, 2), end_of_turn=0)
+ANSWERS = tuple((10 + i, 0) for i in range(11))
+PROMPT = CriticPrompt(close_thinking=(9,), plain=(1, 2), before_reference=(3,), after_reference=(4, 2), answers=ANSWERS)
 
 
 def test_the_question_follows_the_state():
-    assert PROMPT.query([50], [60, 61], None) == [50, 60, 61, 9, 1, 2]
-    assert PROMPT.query([50], [60, 9, 61], None) == [50, 60, 9, 61, 1, 2]  # its thinking has ended
-    assert PROMPT.query([50], [], [70, 71]) == [50, 9, 3, 70, 71, 4, 2]
-    without = CriticPrompt((), (1,), (3,), (4,), 0)
-    assert without.query([50], [60], None) == [50, 60, 1]
-    long = CriticPrompt((9, 8), (1,), (3,), (4,), 0)
-    assert long.query([50], [9, 7, 8], None) == [50, 9, 7, 8, 9, 8, 1]
-    assert long.query([50], [7, 9, 8], None) == [50, 7, 9, 8, 1]
+    assert PROMPT.query([50], [60, 61], None).tolist() == [50, 60, 61, 9, 1, 2]
+    assert PROMPT.query([50], [60, 9, 61], None).tolist() == [50, 60, 9, 61, 1, 2]  # its thinking has ended
+    assert PROMPT.query([50], [], [70, 71]).tolist() == [50, 9, 3, 70, 71, 4, 2]
+    without = CriticPrompt((), (1,), (3,), (4,), ANSWERS)
+    assert without.query([50], [60], None).tolist() == [50, 60, 1]
+    long = CriticPrompt((9, 8), (1,), (3,), (4,), ANSWERS)
+    assert long.query([50], [9, 7, 8], None).tolist() == [50, 9, 7, 8, 9, 8, 1]
+    assert long.query([50], [7, 9, 8], None).tolist() == [50, 7, 9, 8, 1]
+
+
+def test_what_serves_as_a_reference_and_what_an_answer_is():
+    assert PROMPT.solution([5, 9, 6, 7, 0]).tolist() == [6, 7]  # after its thinking, without the end of its turn
+    assert PROMPT.solution([5, 6]).tolist() == [5, 6]
+    assert PROMPT.answer(0.3) == (13, 0)
+    assert PROMPT.longest_instruction == 1 + 3
 
 
 NAN = float("nan")

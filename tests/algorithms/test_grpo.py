@@ -14,7 +14,7 @@ rewards = st.lists(st.one_of(st.floats(0, 1), st.just(float("nan"))), min_size=2
 
 def group(values, truncated=None):
     n = len(values)
-    return Group(np.array(values, float), np.array(truncated or [False] * n), np.full(n, 5))
+    return Group(np.array(values, float), np.array(truncated or [False] * n), np.full(n, 5), np.full(n, np.nan), np.zeros(n, bool))
 
 
 def grpo(**fields):

@@ -16,6 +16,7 @@ class State:
     def __init__(self, lengths, seed=0, round=0):
         self.stored = [StoredTrajectory(i, problem, length, 1.0, 0) for i, (problem, length) in enumerate(lengths)]
         self.rng, self.round, self.kept_groups, self.fresh = np.random.default_rng(seed), round, 0, 0
+        self.step, self.memory = 1, None
 
     def trajectories(self):
         return self.stored

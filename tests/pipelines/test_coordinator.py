@@ -19,7 +19,7 @@ from tests.conftest import configure
 PROBLEMS = [Problem(f"p{i}", "chain_arithmetic", [1, 2, 3], "33") for i in range(10)]
 
 
-def make(tmp_path, state=None, algorithm=None, **fields):
+def make(tmp_path, state=None, algorithm=None, problems=PROBLEMS, critic_prompt=None, context_limit=0, **fields):
     run = configure()
     tracking = TrackingConfig(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path / "artifacts"), "test", None, 2, False)
     settings = CoordinatorConfig(
@@ -35,12 +35,14 @@ def make(tmp_path, state=None, algorithm=None, **fields):
         replay_url=str(tmp_path / "replay"),
         replay_start_from=None,
         tokenizer_hash="t",
+        critic_prompt=critic_prompt,
+        context_limit=context_limit,
         tracking=tracking,
         params={"a": {"b": 1}},
         tags={"algorithm": "grpo"},
     )
     algorithm = algorithm or dataclasses.replace(run.algorithm, problems_per_step=4, group_size=2, minibatches=1, **fields)
-    return Coordinator(settings, algorithm, PROBLEMS, PROBLEMS[:2], DecodingCost(10, 1), state)
+    return Coordinator(settings, algorithm, problems, problems[:2], DecodingCost(10, 1), state)
 
 
 def answer(table, rewards, algorithm=None, tokens=2):
@@ -50,6 +52,10 @@ def answer(table, rewards, algorithm=None, tokens=2):
         "response_text": [["x"] * n for n in table["n"].to_pylist()],
         "rollout_logprobs": [[[-0.1] * tokens] * n for n in table["n"].to_pylist()],
         "finish_reason": [["stop"] * n for n in table["n"].to_pylist()],
+        "from_critic": [[False] * n for n in table["n"].to_pylist()],
+        "endpoint_value": [[None] * n for n in table["n"].to_pylist()],
+        "prefix_value": [None] * table.num_rows,
+        "reference_left_out": [False] * table.num_rows,
     }
     table = schema.append(table, generated, "generate")
     status = ["ok" if r is not None else "error: gone" for r in rewards]

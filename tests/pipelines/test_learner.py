@@ -42,6 +42,10 @@ def make_groups() -> list[dict]:
             {
                 "row_id": i,
                 "n": 4,
+                "purpose": "train",
+                "from_critic": [False] * 4,
+                "endpoint_value": [None] * 4,
+                "prefix_value": None,
                 "prompt_ids": rng.integers(8, 100, size=rng.integers(3, 12)).tolist(),
                 "prefix_ids": rng.integers(8, 100, size=rng.integers(0, 9)).tolist(),
                 "response_ids": responses,

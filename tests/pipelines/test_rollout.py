@@ -16,7 +16,7 @@ SAMPLING = {"train": Sampling(1.0), "eval": Sampling(0.6, 0.95, 20)}
 class Engines:
     """Answers every row with fixed tokens and remembers the sampling it was asked for."""
 
-    def generate(self, rows, sampling):
+    def generate(self, rows, sampling, critic):
         self.sampling = sampling
         return [
             {
@@ -24,6 +24,10 @@ class Engines:
                 "response_text": ["ab"] * row["n"],
                 "rollout_logprobs": [[-0.1, -0.2]] * row["n"],
                 "finish_reason": ["stop"] * row["n"],
+                "from_critic": [False] * row["n"],
+                "endpoint_value": [None] * row["n"],
+                "prefix_value": None,
+                "reference_left_out": False,
             }
             for row in rows
         ]

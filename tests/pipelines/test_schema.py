@@ -19,6 +19,10 @@ def generated(**changes):
         "response_text": [["a", "b"]] * 2,
         "rollout_logprobs": [[[-0.1, -0.2], [-0.3]]] * 2,
         "finish_reason": [["stop", "length"]] * 2,
+        "from_critic": [[False, True]] * 2,
+        "endpoint_value": [[None, 0.5]] * 2,
+        "prefix_value": [0.3, None],
+        "reference_left_out": [False] * 2,
     }
     return schema.append(planned(), columns | changes, "generate")
 

@@ -1,0 +1,207 @@
+"""What AC2 remembers between steps, all of it outside the weights: readiness, references, the critic's pairs, its schedules."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from algorithms.critic import CriticPrompt
+from algorithms.readiness import PrefixError, Readiness, ReadinessConfig
+from algorithms.schedules import CriticRate, EntropyControl
+from algorithms.types import CriticExample, Metrics, ObservedGroup, Recalled
+
+NEVER_VALID_STEPS = 3  # steps without one grid value from the critic after which a run says so
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The critic's buffer and its update."""
+
+    buffer_pairs: int  # prefix-target pairs kept, first in first out
+    pairs_per_update: int
+    clip_grad_norm: float
+    betas: tuple[float, float]
+    eps: float
+    rate: CriticRate
+    references: bool = True  # False: the critic never sees a solution
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A state and the value that the critic shall give it."""
+
+    problem_id: str
+    prompt_ids: np.ndarray
+    prefix_ids: np.ndarray
+    target: float
+
+
+class AC2Memory:
+    """Lives in the coordinator; a checkpoint carries it. Everything starts empty (AC2 Appendix C, Replay buffer)."""
+
+    def __init__(
+        self,
+        critic: CriticConfig,
+        readiness: ReadinessConfig,
+        entropy: EntropyControl,
+        prompt: CriticPrompt,
+        context_limit: int,
+    ) -> None:
+        self.config, self.prompt, self.context_limit = critic, prompt, context_limit
+        self.readiness = Readiness(readiness)
+        self.bank: dict[str, np.ndarray] = {}  # a reference solution per problem, never replaced
+        self.pairs: deque[Pair] = deque(maxlen=critic.buffer_pairs)
+        self.clip_offset, self.critic_lr, self.streak = entropy.initial, critic.rate.initial, 0
+        self.steps_without_value = 0
+
+    # -- what a step brings --------------------------------------------------------------------------------------------
+
+    def add_pair(self, group: ObservedGroup, target: float) -> None:
+        """The oldest pair leaves when the buffer is full."""
+        self.pairs.append(Pair(group.problem_id, group.prompt_ids, group.prefix_ids, target))
+
+    def add_references(self, groups: Sequence[ObservedGroup], least: float, rng: np.random.Generator) -> int:
+        """For each problem without a reference one of this step's rollouts of at least `least`, at random; how many were added."""
+        found: dict[str, list[tuple[ObservedGroup, int]]] = {}
+        for group in groups:
+            if group.problem_id not in self.bank:
+                good = np.flatnonzero(np.nan_to_num(group.rewards, nan=-np.inf) >= least)
+                found.setdefault(group.problem_id, []).extend((group, int(i)) for i in good)
+        chosen = {problem_id: rollouts[rng.integers(len(rollouts))] for problem_id, rollouts in found.items() if rollouts}
+        for problem_id, (group, i) in chosen.items():
+            self.bank[problem_id] = self.prompt.solution(np.concatenate([group.prefix_ids, group.response(i)]))
+        return len(chosen)
+
+    def note_answers(self, predictions: Sequence[float | None]) -> None:
+        """Whether the critic answers with grid values at all."""
+        if predictions:
+            none = all(prediction is None for prediction in predictions)
+            self.steps_without_value = self.steps_without_value + 1 if none else 0
+
+    # -- what an update asks -------------------------------------------------------------------------------------------
+
+    def recall(self, rng: np.random.Generator) -> Recalled:
+        """Up to `pairs_per_update` pairs without replacement, both prompts of those whose problem has a reference, and schedules.
+
+        A pair whose plain prompt exceeds the context is skipped; one whose prompt with the reference does falls back to the plain
+        one. The bank's reference of a problem is for good, so it is also the one that a pair's source had.
+        """
+        examples: list[CriticExample] = []
+        drawn = skipped = fallen_back = 0
+        for i in rng.permutation(len(self.pairs)):
+            if drawn == self.config.pairs_per_update:
+                break
+            pair = self.pairs[i]
+            answer = self.prompt.answer(pair.target)
+            plain = self.prompt.query(pair.prompt_ids, pair.prefix_ids, None)
+            if len(plain) + len(answer) > self.context_limit:
+                skipped += 1
+                continue
+            drawn += 1
+            informed = None
+            if (reference := self.reference(pair.problem_id)) is not None:
+                informed = self.prompt.query(pair.prompt_ids, pair.prefix_ids, reference)
+                if len(informed) + len(answer) > self.context_limit:
+                    informed, fallen_back = None, fallen_back + 1
+            if informed is None:
+                examples.append(CriticExample(plain, answer, 1.0))
+            else:
+                examples += [CriticExample(plain, answer, 0.5), CriticExample(informed, answer, 0.5)]
+        values = {"clip_offset": self.clip_offset, "critic_lr": self.critic_lr, "streak": float(self.streak)}
+        counts = {"pairs": drawn, "overlong_pairs": skipped, "overlong_references": fallen_back}
+        return Recalled(values, examples, float(drawn), {f"ac2/{name}": float(value) for name, value in counts.items()})
+
+    def remember(self, values: Metrics) -> None:
+        """The schedules after an update."""
+        self.clip_offset, self.critic_lr, self.streak = values["clip_offset"], values["critic_lr"], int(values["streak"])
+
+    def reference(self, problem_id: str) -> np.ndarray | None:
+        """The solution that the critic is shown with a problem, if it is shown any."""
+        return self.bank.get(problem_id) if self.config.references else None
+
+    def warnings(self) -> list[str]:
+        """What a user should know."""
+        if self.steps_without_value < NEVER_VALID_STEPS:
+            return []
+        return [
+            f"the critic has answered with no grid value for {self.steps_without_value} steps: no problem can become ready, and "
+            "the run is one of Prefix GRPO; look at model.critic_prompt, or fine-tune the model on values first (pipelines.sft)"
+        ]
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """JSON-ready values and arrays."""
+        values = {
+            "readiness": self.readiness.state(),
+            "clip_offset": self.clip_offset,
+            "critic_lr": self.critic_lr,
+            "streak": self.streak,
+            "steps_without_value": self.steps_without_value,
+            "bank": list(self.bank),
+            "pairs": [[pair.problem_id, pair.target] for pair in self.pairs],
+        }
+        lists = {
+            "bank": list(self.bank.values()),
+            "pair_prompts": [pair.prompt_ids for pair in self.pairs],
+            "pair_prefixes": [pair.prefix_ids for pair in self.pairs],
+        }
+        return values, {name: array for key, ids in lists.items() for name, array in _packed(key, ids).items()}
+
+    def restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Become what `state` described."""
+        self.readiness = Readiness.restored(self.readiness.config, values["readiness"])
+        self.remember(values)
+        self.steps_without_value = values["steps_without_value"]
+        self.bank = dict(zip(values["bank"], _unpacked("bank", arrays), strict=True))
+        prompts, prefixes = _unpacked("pair_prompts", arrays), _unpacked("pair_prefixes", arrays)
+        pairs = zip(values["pairs"], prompts, prefixes, strict=True)
+        self.pairs.clear()
+        self.pairs.extend(Pair(problem_id, prompt, prefix, target) for (problem_id, target), prompt, prefix in pairs)
+
+
+def _packed(name: str, ids: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Lists of token ids as one array and their lengths."""
+    flat = np.concatenate(ids).astype(np.int32) if ids else np.zeros(0, np.int32)
+    return {name: flat, f"{name}_lengths": np.array([len(one) for one in ids], np.int64)}
+
+
+def _unpacked(name: str, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1]) if len(arrays[f"{name}_lengths"]) else []
+
+
+def critic_metrics(memory: AC2Memory, errors: Sequence[PrefixError], groups: Sequence[ObservedGroup]) -> Metrics:
+    """What shows whether the critic may be trusted, and whether it is more than a constant (AC2 Figure 2)."""
+    found: dict[str, Any] = {
+        "ac2/references": len(memory.bank),
+        "ac2/critic_pairs": len(memory.pairs),
+        "ac2/ready_problems": len(memory.readiness.ready),
+    }
+    if groups:
+        found["ac2/invalid_prefix_fraction"] = np.mean([g.prefix_value is None for g in groups])
+        found["ac2/targetless_fraction"] = np.mean([g.critic_target is None for g in groups])
+    if errors:
+        found["ac2/critic_mae"] = np.mean([e.error for e in errors])
+        found["ac2/global_error"] = memory.readiness.global_error()
+    valid = np.array([(g.prefix_value, g.critic_target) for g in groups if None not in (g.prefix_value, g.critic_target)])
+    if len(valid) > 1:
+        found["ac2/prediction_std"] = valid[:, 0].std()
+        found["ac2/rank_correlation"] = rank_correlation(valid[:, 0], valid[:, 1])
+    return {name: float(value) for name, value in found.items()}
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's correlation, ties at their mean rank; 0 where one side is constant."""
+    ra, rb = _ranks(a), _ranks(b)
+    spread = ra.std() * rb.std()
+    return float(((ra - ra.mean()) * (rb - rb.mean())).mean() / spread) if spread else 0.0
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[inverse]

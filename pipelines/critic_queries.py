@@ -1,0 +1,37 @@
+"""What engines need to ask the critic: the prompt around a state, and which endpoints are the critic's to score."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from algorithms.critic import MAX_ANSWER_TOKENS, CriticPrompt
+
+
+@dataclass(frozen=True)
+class CriticQueries:
+    """Sent to the engines with every block."""
+
+    prompt: CriticPrompt
+    budget: int  # of a response, prefix included
+    context_limit: int
+    complete_answer: str | None  # pattern of one in a response's text; an endpoint that holds it is the judge's
+
+    def scores(self, request: dict[str, Any], response: Sequence[int], text: str, reason: str) -> bool:
+        """Whether a continuation's end is the critic's: a chunk, cut off before the budget ran out, without a complete answer.
+
+        AC2 Appendix C, Readiness and auditing.
+        """
+        exhausted = len(request["prefix_ids"]) + len(response) >= self.budget
+        answered = self.complete_answer is not None and re.search(self.complete_answer, text) is not None
+        return bool(request["chunk"]) and reason == "length" and not exhausted and not answered
+
+    def context(self, request: dict[str, Any], response: Sequence[int]) -> tuple[list[int] | None, bool]:
+        """The critic's prompt at a state and whether the reference had to be left out; no prompt where even that is too long."""
+        state, reference = [*request["prefix_ids"], *response], request["reference_ids"]
+        plain = self.prompt.query(request["prompt_ids"], state, None)
+        informed = self.prompt.query(request["prompt_ids"], state, reference) if reference is not None else None
+        fits = [len(query) + MAX_ANSWER_TOKENS <= self.context_limit for query in (plain, plain if informed is None else informed)]
+        if informed is not None and fits[1]:
+            return informed.tolist(), False
+        return plain.tolist() if fits[0] else None, informed is not None

@@ -1,0 +1,331 @@
+"""AC2 against its plain restatement, on scripted rollouts through the coordinator's real planning, tables, credit and buffers."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from algorithms.ac2_memory import AC2Memory, rank_correlation
+from algorithms.critic import CriticPrompt
+from algorithms.types import Group, Problem
+from pipelines import schema
+from pipelines.critic_queries import CriticQueries
+from pipelines.rollout import credit
+from tests.conftest import configure
+from tests.pipelines.test_coordinator import make
+from tests.reference.ac2 import AC2Reference
+
+BUDGET, CHUNK, GRID = 40, 10, 10
+ANSWERED, END = 99, 1  # tokens of a complete answer and of a response's end
+PROMPT = CriticPrompt((), (2,), (3,), (4, 2), tuple((10 + i, END) for i in range(11)))
+PROBLEMS = [Problem(f"p{i:02d}", "chain_arithmetic", [1, 2, 3], "33") for i in range(12)]
+
+
+class World:
+    """Scripted: every answer follows from what is asked. The critic grows accurate, with invalid answers now and then."""
+
+    def __init__(self, problems):
+        self.difficulty = {problem: (i + 1) / (len(problems) + 1) for i, problem in enumerate(problems)}
+
+    @staticmethod
+    def _rng(*key):
+        return np.random.default_rng([abs(hash(part)) % 2**31 if isinstance(part, tuple) else part for part in key])
+
+    def continuations(self, step, problem, prefix, n, tokens):
+        number, made = int(problem[1:]), []
+        rng = self._rng(step, number, len(prefix), sum(prefix), tokens)
+        for _ in range(n):
+            length = int(rng.integers(12, BUDGET + 8))  # of the whole response; beyond the budget it is cut off
+            new = max(1, length - len(prefix))
+            ids = [int(i) for i in rng.integers(20, 90, size=new)]
+            if rng.random() < 0.1:
+                ids[len(ids) // 2] = ANSWERED
+            finished = new <= tokens
+            ids = [*ids[:-1], END] if finished else ids[:tokens]
+            reward = None if rng.random() < 0.05 else float(rng.random() < self.difficulty[problem])
+            made.append((tuple(ids), "stop" if finished else "length", reward))
+        return made
+
+    def value(self, step, problem, state):
+        rng = self._rng(step, int(problem[1:]), len(state), sum(state), 7)
+        if rng.random() < 0.06:
+            return None
+        noise = rng.normal() * 0.5 / step
+        return round(min(max(self.difficulty[problem] + noise, 0.0), 1.0), 1)
+
+    def entropy(self, step):
+        return 0.28 + 0.1 * np.sin(step)
+
+    def changes(self, step):
+        return [1.0, 0.5], 3.5 if step % 5 in (1, 2, 3) else 2.0
+
+
+class ScriptedLearner:
+    """Where the real trainer would compute, this one looks up; it keeps what it was told to learn."""
+
+    def __init__(self, coordinator, world, step):
+        self.coordinator, self.world, self.number, self.actor_steps = coordinator, world, step, 0
+
+    def receive(self, groups, with_old_logprobs, with_ref_logprobs, with_prompt_entropy):
+        assert with_old_logprobs
+        assert with_prompt_entropy
+        return list(groups)
+
+    def recall(self):
+        return self.coordinator.recall(self.number, 0, 1)
+
+    def prompt_entropy(self, batch):
+        return self.world.entropy(self.number)
+
+    def minibatches(self, batch, count):
+        assert count == 2
+        return [batch, batch]
+
+    def step(self, sequences, loss, aggregation, with_entropy_grad, measure_change):
+        assert (aggregation, measure_change) == ("token-mean", True)
+        self.actor_steps += 1
+        return {"actor/update_norm": self.world.changes(self.number)[0][self.actor_steps - 1]}
+
+    def critic_step(self, examples, total_weight, lr):
+        assert self.actor_steps == 1  # between the two of the actor
+        self.lesson, self.lr = (examples, total_weight), lr
+        return {"critic/update_norm": self.world.changes(self.number)[1]}
+
+    def remember(self, values):
+        self.coordinator.remember(values)
+
+
+def algorithm(**fields):
+    base = configure("algorithm=ac2").algorithm
+    small = dataclasses.replace(
+        base,
+        problems_per_step=10,
+        group_size=8,
+        max_new_tokens=BUDGET,
+        chunk_tokens=CHUNK,
+        replay=dataclasses.replace(base.replay, capacity=7, refill_problems=3, cut_grid=GRID),
+        critic=dataclasses.replace(base.critic, buffer_pairs=45, pairs_per_update=20),
+        entropy=dataclasses.replace(base.entropy, target=0.28),
+    )
+    return dataclasses.replace(small, **fields)
+
+
+def coordinator_of(tmp_path, chosen, state=None):
+    return make(tmp_path, state, chosen, problems=PROBLEMS, critic_prompt=PROMPT, context_limit=1000)
+
+
+def rolled_out(table, world, step):
+    """The planned table after generation and judging by the script."""
+    queries = CriticQueries(PROMPT, BUDGET, 1000, complete_answer="<answer>")
+    columns = {name: [] for name, _ in schema.GENERATE + schema.JUDGE}
+    for row in table.to_pylist():
+        prefix, problem = tuple(row["prefix_ids"]), row["problem_id"]
+        made = world.continuations(step, problem, prefix, row["n"], row["max_new_tokens"])
+        texts = ["<answer>" if ANSWERED in ids else "" for ids, _, _ in made]
+        owned = [queries.scores(row, ids, text, reason) for (ids, reason, _), text in zip(made, texts, strict=True)]
+        columns["response_ids"].append([list(ids) for ids, _, _ in made])
+        columns["response_text"].append(texts)
+        columns["rollout_logprobs"].append([[-0.1] * len(ids) for ids, _, _ in made])
+        columns["finish_reason"].append([reason for _, reason, _ in made])
+        columns["from_critic"].append(owned)
+        columns["endpoint_value"].append(
+            [world.value(step, problem, prefix + ids) if own else None for (ids, _, _), own in zip(made, owned, strict=True)]
+        )
+        columns["prefix_value"].append(world.value(step, problem, prefix) if row["ask_critic"] else None)
+        columns["reference_left_out"].append(False)
+        columns["reward"].append([None if own else reward for (_, _, reward), own in zip(made, owned, strict=True)])
+        columns["reward_status"].append(["critic" if own else "ok" for own in owned])
+    generated = schema.append(table, {name: columns[name] for name, _ in schema.GENERATE}, "generate")
+    return schema.append(generated, {name: columns[name] for name, _ in schema.JUDGE}, "judge")
+
+
+def real_step(coordinator, chosen, world, step):
+    """A step on the real path; its credited rows, and the learner with what it was taught."""
+    assert coordinator.plan(step, 0, step - 1)
+    table = credit(rolled_out(coordinator.rows(0, 1), world, step), chosen)
+    coordinator.ingest(table)
+    learner = ScriptedLearner(coordinator, world, step)
+    metrics = chosen.update(learner, [row for row in table.to_pylist() if row["keep"]])
+    coordinator.finish_step(step, metrics)
+    return table.to_pylist(), learner
+
+
+def reference_of(world, chosen):
+    r = chosen
+    return AC2Reference(
+        world, [p.problem_id for p in PROBLEMS], seed=0, n_refill=r.replay.refill_problems, n_batch=r.problems_per_step,
+        g=r.group_size, b=r.chunk_tokens, budget=r.max_new_tokens, capacity=r.replay.capacity, grid=r.replay.cut_grid,
+        max_fraction=0.9, alpha=r.audit_fraction, pairs_kept=r.critic.buffer_pairs, pairs_drawn=r.critic.pairs_per_update, window=5,
+        tau_global=0.20, tau_local=0.18, min_valid=r.min_valid, least=r.reference_reward, lr=r.critic.rate.initial,
+        floor=r.critic.rate.floor, target_entropy=0.28,
+    )  # fmt: skip
+
+
+def test_thirty_steps_agree_with_the_plain_restatement(tmp_path):
+    world, chosen = World([p.problem_id for p in PROBLEMS]), algorithm()
+    coordinator, reference = coordinator_of(tmp_path, chosen), reference_of(world, chosen)
+    seen = set()
+    for step in range(1, 31):
+        rows, learner = real_step(coordinator, chosen, world, step)
+        rolled, lessons, lr = reference.step(step)
+        assert len(rows) == len(rolled)
+        for row, one in zip(rows, rolled, strict=True):
+            assert (row["problem_id"], tuple(row["prefix_ids"]), row["n"], row["max_new_tokens"], row["purpose"]) == (
+                one["problem"], one["prefix"], one["n"], one["tokens"], one["purpose"],
+            )  # fmt: skip
+            assert row["advantage"] == pytest.approx(one["advantages"], abs=1e-6)
+            assert row["actor_mask"] == one["mask"]
+            assert row["critic_target"] == (None if one["target"] is None else pytest.approx(one["target"]))
+            seen |= {row["purpose"], "chunk" if row["chunk"] else "full", *row["finish_reason"], *row["reward_status"]}
+        memory = coordinator.memory
+        assert memory.readiness.ready == reference.ready
+        assert memory.readiness.last_error == pytest.approx(reference.last_error)
+        assert {p: tuple(ids.tolist()) for p, ids in memory.bank.items()} == {p: without_end(r) for p, r in reference.bank.items()}
+        pairs = [(p.problem_id, tuple(p.prefix_ids.tolist()), pytest.approx(p.target)) for p in memory.pairs]
+        assert pairs == [(p, prefix, target) for p, prefix, target in reference.pairs]
+        stored = [(t.problem_id, tuple(coordinator.prefix(t, t.length))) for t in coordinator.trajectories()]
+        assert stored == reference.buffer
+        assert_lessons(learner.lesson, lessons)
+        assert (memory.clip_offset, learner.lr) == (pytest.approx(reference.k), pytest.approx(lr))
+        assert (memory.critic_lr, memory.streak) == (pytest.approx(reference.lr), reference.streak)
+    assert seen >= {"refill", "train", "audit", "chunk", "full", "stop", "length", "critic", "ok"}
+    assert len(reference.ready) >= 3
+    assert reference.lr == reference.floor
+
+
+def without_end(response):
+    return tuple(response[:-1] if response[-1] == END else response)
+
+
+def assert_lessons(lesson, expected):
+    """The critic's examples are those of the restatement, in any order."""
+    examples, weight = lesson
+    assert weight == pytest.approx(sum(w for *_, w in expected))
+    wanted = sorted(
+        (PROMPT.query([1, 2, 3], prefix, None if ref is None else without_end(ref)).tolist(), PROMPT.answer(target), w)
+        for _, prefix, ref, target, w in expected
+    )
+    assert sorted((e.context.tolist(), e.answer, e.weight) for e in examples) == wanted
+
+
+def test_a_restored_run_goes_on_the_same(tmp_path):
+    world, chosen = World([p.problem_id for p in PROBLEMS]), algorithm()
+    first = coordinator_of(tmp_path, chosen)
+    for step in range(1, 16):
+        real_step(first, chosen, world, step)
+    from pipelines import checkpoint
+
+    saved = checkpoint.folder(str(tmp_path), 15)
+    saved.mkdir(parents=True)
+    checkpoint.write_coordinator(saved, first.state())
+    (saved / "manifest.json").write_text("{}")
+    json.loads((saved / "coordinator.json").read_text())
+    second = coordinator_of(tmp_path / "second", chosen, checkpoint.read_coordinator_whole(saved))
+    second._replay = first._replay  # the same files; a copy of the folder is another test
+    for step in (16, 17):
+        assert second.plan(step, 0, step - 1) == first.plan(step, 0, step - 1)
+        assert second.rows(0, 1).equals(first.rows(0, 1))
+        table = credit(rolled_out(first.rows(0, 1), world, step), chosen)
+        for coordinator in (first, second):
+            coordinator.ingest(table)
+            chosen.update(ScriptedLearner(coordinator, world, step), [])
+        assert second.memory.state()[0] == first.memory.state()[0]
+        for name, array in second.memory.state()[1].items():
+            assert np.array_equal(array, first.memory.state()[1][name])
+        first._training.pop(step), second._training.pop(step)
+
+
+def group_of(values, from_critic, rewards, prefix_value=0.5):
+    n = len(values)
+    return Group(
+        np.array(rewards, float), np.zeros(n, bool), np.full(n, 5), np.array(values, float), np.array(from_critic), prefix_value
+    )
+
+
+NAN = float("nan")
+
+
+def test_single_chunks_have_the_prefix_value_as_their_baseline():
+    chosen = algorithm(grouped=False, audit_fraction=0.0)
+    credited = chosen.credit(group_of([0.8], [True], [NAN]))
+    assert (credited.advantages.tolist(), credited.actor_mask.tolist(), credited.critic_target) == (
+        [pytest.approx(0.3)],
+        [True],
+        0.8,
+    )
+    credited = chosen.credit(group_of([NAN], [False], [1.0]))  # the chunk ended the response
+    assert (credited.advantages.tolist(), credited.critic_target) == ([0.5], 1.0)
+    for lost in (group_of([NAN], [True], [NAN]), group_of([0.8], [True], [NAN], prefix_value=None)):
+        credited = chosen.credit(lost)  # in neither loss
+        assert (credited.actor_mask.tolist(), credited.critic_target) == ([False], None)
+    failed = chosen.credit(group_of([NAN], [False], [NAN]))  # the judge failed: reward 0 for the actor, nothing for the critic
+    assert (failed.advantages.tolist(), failed.actor_mask.tolist(), failed.critic_target) == ([-0.5], [True], None)
+
+
+def test_a_critic_without_values_makes_it_prefix_grpo_and_says_so(tmp_path):
+    class Silent(World):
+        def value(self, step, problem, state):
+            return None
+
+    world, chosen = Silent([p.problem_id for p in PROBLEMS]), algorithm()
+    coordinator = coordinator_of(tmp_path, chosen)
+    for step in range(1, 8):
+        rows, _ = real_step(coordinator, chosen, world, step)
+        assert not any(row["chunk"] for row in rows)
+    assert coordinator._last["ac2/invalid_prefix_fraction"] == 1.0
+    assert "no grid value for 7 steps" in coordinator.progress()["warnings"][0]
+
+
+def test_single_chunks_come_from_separate_prefixes_of_ready_problems(tmp_path):
+    world, chosen = World([p.problem_id for p in PROBLEMS]), algorithm(grouped=False, audit_fraction=0.0)
+    coordinator = coordinator_of(tmp_path, chosen)
+    for step in range(1, 31):
+        rows, _ = real_step(coordinator, chosen, world, step)
+    ready = [row for row in rows if row["chunk"]]
+    assert ready
+    assert {row["n"] for row in ready} == {1}
+    assert len(ready) % chosen.group_size == 0
+    assert {row["n"] for row in rows if row["purpose"] == "train" and not row["chunk"]} <= {chosen.group_size}
+
+
+def test_references_may_be_too_long_and_pairs_too():
+    chosen = algorithm()
+    memory = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=12)
+
+    def pair(problem, length):
+        from algorithms.types import ObservedGroup
+
+        ids = np.arange(20, 20 + length)
+        memory.add_pair(ObservedGroup(problem, "train", np.array([1]), ids, 0.1, 0.1, np.zeros(1), lambda i: ids), 0.1)
+
+    memory.bank = {"short": np.array([5]), "long": np.arange(9)}
+    for problem, length in (("short", 2), ("long", 2), ("none", 2), ("none", 50)):
+        pair(problem, length)
+    recalled = memory.recall(np.random.default_rng(0))
+    assert recalled.weight == 3
+    assert sorted(e.weight for e in recalled.examples) == [0.5, 0.5, 1.0, 1.0]
+    assert (recalled.metrics["ac2/overlong_pairs"], recalled.metrics["ac2/overlong_references"]) == (1, 1)
+
+
+def test_rank_correlation_by_hand():
+    assert rank_correlation(np.array([1, 2, 3.0]), np.array([10, 20, 90.0])) == pytest.approx(1)
+    assert rank_correlation(np.array([1, 1, 2.0]), np.array([1, 2, 3.0])) == pytest.approx(np.sqrt(3) / 2)
+    assert rank_correlation(np.array([1, 1, 1.0]), np.array([1, 2, 3.0])) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.group_size=1", "at least 2"),
+        ("algorithm.chunk_tokens=104", "not below the response budget"),
+        ("algorithm.replay.cut_grid=100", "every prefix would be empty"),
+        ("algorithm.min_valid=9", "min_valid"),
+        ("algorithm.audit_fraction=2", "audit_fraction"),
+        ("algorithm.grouped=false", "audit_fraction=0"),
+        ("algorithm.entropy.initial=1", "minimum and maximum"),
+    ],
+)
+def test_what_cannot_work_is_refused(override, message):
+    with pytest.raises(ValueError, match=message):
+        configure("algorithm=ac2", override)
