@@ -157,8 +157,8 @@ class AC2Memory:
         self.readiness = Readiness.restored(self.readiness.config, values["readiness"])
         self.remember(values)
         self.steps_without_value = values["steps_without_value"]
-        self.bank = dict(zip(values["bank"], _unpacked("bank", arrays), strict=True))
-        prompts, prefixes = _unpacked("pair_prompts", arrays), _unpacked("pair_prefixes", arrays)
+        self.bank = dict(zip(values["bank"], unpacked("bank", arrays), strict=True))
+        prompts, prefixes = unpacked("pair_prompts", arrays), unpacked("pair_prefixes", arrays)
         pairs = zip(values["pairs"], prompts, prefixes, strict=True)
         self.pairs.clear()
         self.pairs.extend(Pair(problem_id, prompt, prefix, target) for (problem_id, target), prompt, prefix in pairs)
@@ -170,7 +170,8 @@ def _packed(name: str, ids: list[np.ndarray]) -> dict[str, np.ndarray]:
     return {name: flat, f"{name}_lengths": np.array([len(one) for one in ids], np.int64)}
 
 
-def _unpacked(name: str, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+def unpacked(name: str, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The lists of token ids of one name in a memory's arrays."""
     return np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1]) if len(arrays[f"{name}_lengths"]) else []
 
 

@@ -73,7 +73,10 @@ class Readiness:
         new = {
             problem
             for problem, error in self.last_error.items()
-            if problem not in self.ready and _below(error, self.config.local_threshold) and problem in solved and problem in self.nonzero
+            if problem not in self.ready
+            and _below(error, self.config.local_threshold)
+            and problem in solved
+            and problem in self.nonzero
         }
         self.ready |= new
         return new

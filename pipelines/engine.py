@@ -160,6 +160,11 @@ class Engine:
             completion["reference_left_out"] = any(question.reference_left_out for question in (state, *questions))
         return completions
 
+    def values(self, states: list[dict[str, Any]], critic: CriticQueries) -> list[float | None]:
+        """The critic's value of each state (`prompt_ids`, `prefix_ids`, `reference_ids`); None where it answered with none."""
+        questions = [self._ask(critic, state, []) for state in states]
+        return [self._value(question) for question in questions]
+
     def critic_seconds(self) -> float:
         """Time spent on the critic's questions so far: of every engine step the share that they have in its batch."""
         return self._critic_seconds

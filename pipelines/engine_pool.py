@@ -75,6 +75,16 @@ class EnginePool:
                 completions[i] = completion
         return completions
 
+    def values(self, states: list[dict[str, Any]], critic: CriticQueries) -> list[float | None]:
+        """The critic's value of each state, in their order."""
+        count = len(self.actors)
+
+        def call(engine: int) -> Any:
+            return self.actors[engine].values.remote(states[engine::count], critic)
+
+        answers = self._ask("values", call, range(count), self.config.request_timeout_s)
+        return [answers[i % count][i // count] for i in range(len(states))]
+
     def critic_seconds(self) -> float:
         """Time spent on the critic's questions since the start, by the engine that spent most."""
 

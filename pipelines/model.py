@@ -44,8 +44,8 @@ class Policy(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """`input_ids`, `position_ids` [rows, length], right-padded; `select` [tokens] flat positions that predict `targets`.
 
-        Returns log-probabilities and entropies (nats) at the temperature, float32 [tokens]. Right padding needs no attention mask: no
-        real token can see what follows it.
+        Returns log-probabilities and entropies (nats) at the temperature, float32 [tokens]. Right padding needs no attention mask:
+        no real token can see what follows it.
         """
         hidden = self.lm.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         hidden = hidden.flatten(0, 1)[select]

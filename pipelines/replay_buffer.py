@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from algorithms.types import StoredTrajectory
+from algorithms.types import Problem, StoredTrajectory
 
 INDEX = "index.json"
 ROW_GROUP_TOKENS = 1 << 19  # what one sample reads at most, unless a single trajectory is longer
@@ -49,6 +49,7 @@ SCHEMA = pa.schema(
         ("tokenizer_hash", pa.string()),
     ]
 )
+_PROBLEM = ["problem_id", "data_source", "prompt_ids", "ground_truth", "extra_info"]
 _LIGHT = ["sequence", "problem_id", "response_length", "reward", "step"]
 
 
@@ -113,6 +114,18 @@ class ReplayBuffer:
         place = self._places[trajectory.sequence]
         group = _read_row_group(self._fs, f"{self._root}/{place.file}", place.row_group)
         return group["response_ids"][place.row].values[:cut].to_pylist()
+
+    def response(self, sequence: int) -> list[int]:
+        """The whole response of a stored trajectory."""
+        place = self._places[sequence]
+        return _read_row_group(self._fs, f"{self._root}/{place.file}", place.row_group)["response_ids"][place.row].as_py()
+
+    def problem(self, trajectory: StoredTrajectory) -> Problem:
+        """The problem of a stored trajectory, which needs no dataset to be posed again."""
+        place = self._places[trajectory.sequence]
+        with self._fs.open(f"{self._root}/{place.file}", "rb") as stream:
+            row = pq.ParquetFile(stream).read_row_group(place.row_group, columns=_PROBLEM).slice(place.row, 1).to_pylist()[0]
+        return Problem(**row)
 
     def append(self, table: pa.Table) -> None:
         """Add trajectories (columns of `SCHEMA` but `sequence` and `tokenizer_hash`); the oldest beyond the capacity leave."""

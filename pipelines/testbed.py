@@ -199,7 +199,7 @@ STAGES = {
         (150_000, {"chain": 0.1, "walk": 0.3, "near_walk": 0.6}, False),
     ],
     "value": [(130_000, {"chain": 0.1, "detour_walk": 0.4, "chain_value": 0.3, "walk_value": 0.2}, False)],
-    "noise": [(30_000, {"chain": 0.3, "walk": 0.3, "chain_value": 0.25, "walk_value": 0.15}, True)],
+    "noise": [(25_000, {"chain": 0.35, "walk": 0.35, "chain_value": 0.1, "walk_value": 0.2}, True)],
 }
 
 

@@ -64,8 +64,9 @@ class AC2Reference:
         for problem in refill:
             ((response, _, reward),) = self.world.continuations(number, problem, (), 1, self.budget)
             new_trajectories.append((problem, response))
-            rolled.append(dict(problem=problem, prefix=(), n=1, tokens=self.budget, purpose="refill", advantages=[0.0], mask=[False],
-                               target=None, error=None, rewards=[reward], responses=[response], prediction=None))  # fmt: skip
+            rolled.append({"problem": problem, "prefix": (), "n": 1, "tokens": self.budget, "purpose": "refill", "advantages": [0.0],
+                           "mask": [False], "target": None, "error": None, "rewards": [reward], "responses": [response],
+                           "prediction": None})  # fmt: skip
 
         # Lines 7 to 12: groups.
         for i, (problem, prefix) in enumerate(batch):
@@ -90,10 +91,10 @@ class AC2Reference:
                 # The nearest grid value; of two equally near ones the lower.
                 target = min(range(11), key=lambda tenth: (round(abs(tenth / 10 - average), 9), tenth)) / 10
             error = None if target is None else 1.0 if prediction is None else abs(prediction - target)
-            rolled.append(dict(problem=problem, prefix=prefix, n=self.g, tokens=tokens, purpose="audit" if i in audited else "train",
-                               advantages=[v - mean for v in filled],
-                               mask=[not (o and v is None) for v, o in zip(values, owned, strict=True)],
-                               target=target, error=error, rewards=rewards, responses=responses, prediction=prediction))  # fmt: skip
+            rolled.append({"problem": problem, "prefix": prefix, "n": self.g, "tokens": tokens,
+                           "purpose": "audit" if i in audited else "train", "advantages": [v - mean for v in filled],
+                           "mask": [not (o and v is None) for v, o in zip(values, owned, strict=True)], "target": target,
+                           "error": error, "rewards": rewards, "responses": responses, "prediction": prediction})  # fmt: skip
         self.buffer = (self.buffer + new_trajectories)[-self.capacity :]
 
         # Line 13: readiness, with the bank as it was.

@@ -1,0 +1,212 @@
+"""Runs side by side: score against decoding FLOPs and steps, who passes whose peak for how much less, and the critic's health."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.report.page import COLOURS, Page, axes_grid
+from pipelines.report.runs import Configuration
+
+TRAILING = 5  # steps over which AC2's Figure 2 averages
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where one configuration first scores above another's peak (AC2 section 4.1)."""
+
+    step: int
+    flops: float  # its own, up to there
+    ratio: float  # the other's FLOPs at its peak over these
+
+
+def crossing(scores: np.ndarray, flops: np.ndarray, steps: np.ndarray, peak: float, peak_flops: float) -> Crossing | None:
+    """The first evaluation after the start at which `scores` exceed `peak`; None if they never do. All arrays are [evaluations]."""
+    above = np.flatnonzero((scores > peak) & (flops > 0))
+    if not len(above):
+        return None
+    return Crossing(int(steps[above[0]]), float(flops[above[0]]), float(peak_flops / flops[above[0]]))
+
+
+def compare(page: Page, configurations: Sequence[Configuration], baseline: str) -> None:
+    """Fill a page; the first configuration whose label starts with `baseline` is the one to pass."""
+    shown = [one for one in configurations if len(one.evaluations())]
+    left_out = [one.label for one in configurations if not len(one.evaluations())]
+    page.heading("Score")
+    if left_out:
+        page.text(f"Without a common evaluation, and left out: {', '.join(left_out)}.")
+    _curves(page, shown)
+    _scores_table(page, shown)
+    reference = next((one for one in shown if one.label.startswith(baseline)), None)
+    if reference is not None:
+        _crossings(page, shown, reference)
+    _critic_health(page, configurations)
+    _cost(page, configurations)
+
+
+def _curves(page: Page, configurations: Sequence[Configuration]) -> None:
+    figure, (by_flops, by_step, best) = axes_grid(3)
+    for colour, one in zip(COLOURS, configurations, strict=False):
+        scores, flops = one.at_evaluations(), one.flops() / TERA
+        flops = np.nan_to_num(flops)  # nothing is spent before the first step
+        label = f"{one.label} ({len(one.runs)} seed{'s' * (len(one.runs) > 1)})"
+        for axis, x in ((by_flops, flops.mean(0)), (by_step, one.evaluations())):
+            axis.plot(x, scores.mean(0), color=colour, linewidth=2, marker="o", markersize=3, label=label)
+            axis.fill_between(x, scores.min(0), scores.max(0), color=colour, alpha=0.15, linewidth=0)
+        k, values = _best_of_k(one)
+        if len(k):
+            best.plot(k, values, color=colour, marker="o", markersize=4)
+    by_flops.set(xlabel="decoding TFLOP", ylabel="validation mean", ylim=(0, 1))
+    by_step.set(xlabel="step", ylim=(0, 1))
+    best.set(xlabel="k", ylabel="best of k at the last evaluation", ylim=(0, 1.02))
+    by_flops.legend(frameon=False, fontsize=7, loc="lower right")
+    page.figure("score", figure)
+    page.text(
+        "Lines are means over seeds, bands reach from the lowest to the highest seed. Best of k is a bootstrap over responses."
+    )
+
+
+def _best_of_k(configuration: Configuration) -> tuple[np.ndarray, np.ndarray]:
+    """k = 1, 2, 4, ... and the bootstrapped best of k at the last common evaluation, mean over seeds."""
+    metric = configuration.runs[0].score_metric() or ""
+    stem = metric.rsplit("/", 1)[0]
+    names = {1: metric} | {k: f"{stem}/best_at_{k}/mean" for k in (2, 4, 8, 16, 32, 64)}
+    found = {k: configuration.at_evaluations(name)[:, -1].mean() for k, name in names.items()}
+    ks = [k for k, value in found.items() if np.isfinite(value)]
+    return np.array(ks), np.array([found[k] for k in ks])
+
+
+def _scores_table(page: Page, configurations: Sequence[Configuration]) -> None:
+    rows = []
+    for one in configurations:
+        scores, flops = one.at_evaluations(), np.nan_to_num(one.flops())
+        at = int(scores.mean(0).argmax())
+        rows.append(
+            [
+                one.label,
+                len(one.runs),
+                float(scores.mean(0)[0]),
+                float(scores.mean(0).max()),
+                f"{scores[:, at].min():.3f} to {scores[:, at].max():.3f}",
+                int(one.evaluations()[at]),
+                float(flops.mean(0)[at] / TERA),
+                float(scores.mean(0)[-1]),
+                float(flops.mean(0)[-1] / TERA),
+            ]
+        )
+    header = ["configuration", "seeds", "start", "peak", "seeds at peak", "step", "TFLOP at peak", "last", "TFLOP in all"]
+    page.table("scores", header, rows)
+
+
+def _crossings(page: Page, configurations: Sequence[Configuration], reference: Configuration) -> None:
+    scores, flops = reference.at_evaluations(), np.nan_to_num(reference.flops())
+    at = int(scores.mean(0).argmax())
+    peak, peak_flops = float(scores.mean(0)[at]), float(flops.mean(0)[at])
+    page.heading(f"Passing {reference.label}'s peak")
+    rows = []
+    for one in configurations:
+        if one is reference:
+            continue
+        own, spent, steps = one.at_evaluations(), np.nan_to_num(one.flops()), one.evaluations()
+        found = crossing(own.mean(0), spent.mean(0), steps, peak, peak_flops)
+        seeds = [crossing(a, b, steps, peak, peak_flops) for a, b in zip(own, spent, strict=True)]
+        ratios = [f"{seed.ratio:.2f}" if seed else "never" for seed in seeds]
+        rows.append(
+            [
+                one.label,
+                found.step if found else "never",
+                found.flops / TERA if found else None,
+                f"{found.ratio:.2f}x" if found else None,
+                ", ".join(ratios),
+            ]
+        )
+    page.text(
+        f"{reference.label} peaks at a mean of {peak:.3f} at step {int(reference.evaluations()[at])}, having spent "
+        f"{peak_flops / TERA:.3f} decoding TFLOP. The ratio is these FLOPs over those of the other's first evaluation above that "
+        "peak."
+    )
+    page.table("passing", ["configuration", "first above at step", "TFLOP there", "ratio", "ratio of each seed"], rows)
+
+
+def _critic_health(page: Page, configurations: Sequence[Configuration]) -> None:
+    """AC2's Figure 2, first three panels, and beside them whether the critic is more than a constant."""
+    panels = {
+        "ready fraction": "ac2/ready_fraction",
+        "critic error": "ac2/critic_mae",
+        "audit error": "ac2/audit_mae",
+        "rank correlation": "ac2/rank_correlation",
+    }
+    with_critic = [one for one in configurations if any(run.metrics.get("ac2/critic_mae") for run in one.runs)]
+    if not with_critic:
+        return
+    page.heading("The critic")
+    figure, axes = axes_grid(len(panels), width=3.4, height=3.0)
+    for colour, one in zip(COLOURS, with_critic, strict=False):
+        for axis, (title, metric) in zip(axes, panels.items(), strict=True):
+            for i, run in enumerate(one.runs):
+                steps, values = run.series(metric)
+                axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
+                axis.plot(steps, trailing(values), color=colour, linewidth=1.8, label=one.label if i == 0 else None)
+            axis.set(title=title, xlabel="step")
+    axes[0].legend(frameon=False, fontsize=7)
+    page.figure("critic", figure)
+    page.text(f"Faint lines are single steps, dark ones the mean of the last {TRAILING}.")
+
+
+def trailing(values: np.ndarray) -> np.ndarray:
+    """The mean of each value and the `TRAILING - 1` before it."""
+    return np.array([values[max(0, i - TRAILING + 1) : i + 1].mean() for i in range(len(values))])
+
+
+def _cost(page: Page, configurations: Sequence[Configuration]) -> None:
+    """AC2's Figure 19: what a step takes against the FLOPs that it decodes."""
+    points: list[tuple[str, np.ndarray, np.ndarray]] = []
+    for one in configurations:
+        spent: list[float] = []
+        took: list[float] = []
+        for run in one.runs:
+            devices = _devices(run.params)
+            steps, seconds = run.series("timing_s/step")
+            known = run.metrics.get("decode/flops", {})
+            for step, second in zip(steps.tolist()[1:], seconds[1:], strict=True):  # the first pays for starts
+                if step in known:
+                    spent.append(known[step])
+                    took.append(second * devices / 3600)
+        if len(spent) > 2:
+            points.append((one.label, np.array(spent), np.array(took)))
+    if not points:
+        return
+    page.heading("Device hours against decoding FLOPs")
+    figure, (axis,) = axes_grid(1, width=6.0)
+    rows = []
+    for colour, (label, flops, hours) in zip(COLOURS, points, strict=False):
+        slope, intercept, r = least_squares(flops / TERA, hours)
+        axis.scatter(flops / TERA, hours, color=colour, s=9, alpha=0.6, linewidth=0, label=label)
+        ends = np.array([flops.min(), flops.max()]) / TERA
+        axis.plot(ends, intercept + slope * ends, color=colour, linewidth=1.2)
+        rows.append([label, len(flops), f"{intercept:.2e}", f"{slope:.2e}", r])
+    axis.set(xlabel="decoding TFLOP of a step", ylabel="device hours of a step")
+    axis.legend(frameon=False, fontsize=7)
+    page.figure("cost", figure)
+    page.table("cost", ["configuration", "steps", "hours at 0 TFLOP", "hours per TFLOP", "Pearson r"], rows)
+
+
+def _devices(params: dict[str, str]) -> float:
+    """GPUs of a run; 1 where it has none, for the machine."""
+
+    def number(name: str) -> float:
+        return float(params.get(f"cluster.{name}", 0) or 0)
+
+    engines = number("engines.count") * number("engines.num_gpus") * max(number("engines.tensor_parallel_size"), 1)
+    return (engines + number("learner.ranks") * number("learner.num_gpus")) or 1.0
+
+
+def least_squares(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    """Slope, intercept and Pearson's r of the least-squares line; r is NaN where one side is constant."""
+    if x.std() == 0:
+        return 0.0, float(y.mean()), float("nan")
+    slope, intercept = np.polyfit(x, y, 1)
+    r: Any = np.corrcoef(x, y)[0, 1] if y.std() else float("nan")
+    return float(slope), float(intercept), float(r)

@@ -1,0 +1,99 @@
+"""Runs as a report sees them: read from MLflow, seeds of one configuration together."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlflow
+import numpy as np
+
+# Parameters in which seeds of one configuration may differ.
+INCIDENTAL = ("seed", "output_dir", "resume", "tracking.", "cluster.", "replay_buffer.url")
+MAX_PARAM_CHARACTERS = 250
+
+
+class ReportError(ValueError):
+    """What was asked for cannot be reported."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One MLflow run with the history of its metrics, by step."""
+
+    run_id: str
+    name: str
+    params: dict[str, str]
+    metrics: dict[str, dict[int, float]]
+
+    def series(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values of a metric; empty where it was never logged."""
+        history = self.metrics.get(metric, {})
+        steps = np.array(sorted(history), int)
+        return steps, np.array([history[step] for step in steps.tolist()], float)
+
+    def score_metric(self) -> str | None:
+        """Its validation mean@n."""
+        return next((name for name in sorted(self.metrics) if re.fullmatch(r"val-core/.*/acc/mean_at_\d+", name)), None)
+
+
+@dataclass
+class Configuration:
+    """Runs that differ in nothing but their seed, and the evaluations that all of them have."""
+
+    label: str
+    runs: list[Run] = field(default_factory=list)
+
+    def evaluations(self) -> np.ndarray:
+        """Steps at which every run was evaluated."""
+        steps = [set(run.series(metric)[0].tolist()) for run in self.runs if (metric := run.score_metric())]
+        return np.array(sorted(set.intersection(*steps)) if len(steps) == len(self.runs) else [], int)
+
+    def at_evaluations(self, metric: str | None = None) -> np.ndarray:
+        """A metric (the score unless another is named) at the common evaluations, [runs, evaluations]."""
+        steps = self.evaluations().tolist()
+        names = [metric or run.score_metric() or "" for run in self.runs]
+        return np.array(
+            [[run.metrics.get(name, {}).get(step, np.nan) for step in steps] for run, name in zip(self.runs, names, strict=True)]
+        )
+
+    def flops(self) -> np.ndarray:
+        """Decoding FLOPs spent up to each common evaluation, [runs, evaluations]."""
+        return self.at_evaluations("decode/flops_total")
+
+
+def read_runs(uri: str, experiment: str | None, run_ids: Sequence[str]) -> list[Run]:
+    """The finished runs of an experiment, or the runs named; ReportError if there are none."""
+    client = mlflow.MlflowClient(uri)
+    if run_ids:
+        found = [client.get_run(run_id) for run_id in run_ids]
+    else:
+        known = client.get_experiment_by_name(experiment or "")
+        if known is None:
+            names = ", ".join(one.name for one in client.search_experiments())
+            raise ReportError(f"experiment={experiment}: not in {uri}, which has {names}.")
+        found = [run for run in client.search_runs([known.experiment_id]) if run.info.status == "FINISHED"]
+    if not found:
+        raise ReportError(f"experiment={experiment}: no finished run in {uri}.")
+    return [_read(client, run) for run in sorted(found, key=lambda run: run.info.start_time)]
+
+
+def _read(client: mlflow.MlflowClient, run: Any) -> Run:
+    names = [name for name in run.data.metrics if not name.startswith("system/")]
+    metrics = {name: {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)} for name in names}
+    return Run(run.info.run_id, run.info.run_name, dict(run.data.params), metrics)
+
+
+def configurations(runs: Sequence[Run]) -> list[Configuration]:
+    """Runs grouped by what they were told, seeds together, in the order of their first run.
+
+    The label is the runs' name without their seed, or the name of the algorithm with the parameters in which it differs.
+    """
+    groups: dict[tuple[Any, ...], Configuration] = {}
+    for run in runs:
+        key = tuple(sorted((name, value) for name, value in run.params.items() if not name.startswith(INCIDENTAL)))
+        groups.setdefault(key, Configuration("")).runs.append(run)
+    for configuration in groups.values():
+        first = configuration.runs[0]
+        configuration.label = re.sub(rf"[-_ ]?{first.params.get('seed', '')}$", "", first.name)
+    return list(groups.values())
