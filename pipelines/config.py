@@ -68,6 +68,7 @@ class RunConfig:
     steps: int
     output_dir: str | None
     resume: str | None
+    branch_from: str | None
     algorithm: Algorithm
     task: TaskConfig
     model: ModelConfig
@@ -206,7 +207,16 @@ def build(tree: dict[str, Any]) -> RunConfig:
         composed=tree,
         **{
             key: tree[key]
-            for key in ("seed", "steps", "output_dir", "resume", "max_missing_reward", "logprob_diff_alarm", "keep_rollouts")
+            for key in (
+                "seed",
+                "steps",
+                "output_dir",
+                "resume",
+                "branch_from",
+                "max_missing_reward",
+                "logprob_diff_alarm",
+                "keep_rollouts",
+            )
         },
     )
     _check(config)

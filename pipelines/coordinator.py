@@ -21,7 +21,7 @@ from pipelines.engine import Sampling
 from pipelines.evaluation import EvaluationConfig, evaluation_metrics, mean_score
 from pipelines.metrics import light_rows, observed_groups, rollout_metrics
 from pipelines.planning import EVAL_ROWS, plan_table
-from pipelines.replay_buffer import ReplayBuffer, trajectories
+from pipelines.replay_buffer import ReplayBuffer, holds, trajectories
 from pipelines.tracking import Tracker, TrackingConfig
 
 MEMORY_STREAM = 1 << 20  # of a step's randomness; its rounds have the numbers below
@@ -108,17 +108,19 @@ class Coordinator:
         self._training: dict[int, StepRecord] = {}
         self._evaluation: dict[int, StepRecord] = {}
         self._last: dict[str, float] = {}
-        self._replay = self._open_replay(state["replay"])
+        self._replay = self._open_replay(state["replay"], state.get("replay_url"))
         self.memory = self._algorithm.new_memory(self._config.critic_prompt, self._config.context_limit)
         if self.memory is not None and (found := state.get("memory")) is not None:
             self.memory.restore(found["values"], found["arrays"])
 
-    def _open_replay(self, view: dict[str, Any] | None) -> ReplayBuffer | None:
+    def _open_replay(self, view: dict[str, Any] | None, url: str | None) -> ReplayBuffer | None:
         replay, config = self._algorithm.replay, self._config
         if replay is None:
             return None
         if view is None and config.replay_start_from is not None:
             return ReplayBuffer.copy_of(config.replay_start_from, config.replay_url, replay.capacity, config.tokenizer_hash)
+        if view is not None and url is not None and not holds(config.replay_url, view):  # a branch of another run
+            return ReplayBuffer.copy_of(url, config.replay_url, replay.capacity, config.tokenizer_hash, view)
         return ReplayBuffer(config.replay_url, replay.capacity, config.tokenizer_hash, view)
 
     def rewind(self, path: str | None) -> None:
@@ -364,6 +366,7 @@ class Coordinator:
             "totals": self._totals,
             "evaluations": {str(step): score for step, score in self._evaluations.items()},
             "replay": self._replay.state() if self._replay is not None else None,
+            "replay_url": self._config.replay_url,
             "memory": memory,
             "mlflow_run_id": self._tracker.run_id,
         }

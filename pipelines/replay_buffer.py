@@ -90,9 +90,14 @@ class ReplayBuffer:
             self._open(view)
 
     @classmethod
-    def copy_of(cls, source: str, url: str, capacity: int, tokenizer_hash: str) -> "ReplayBuffer":
-        """A buffer that begins with what another one holds; ReplayError if there is none or its tokenizer is another."""
-        index = read_index(source)
+    def copy_of(
+        cls, source: str, url: str, capacity: int, tokenizer_hash: str, view: dict[str, Any] | None = None
+    ) -> "ReplayBuffer":
+        """A buffer that begins with what another one holds, or held when a checkpoint took this view of it.
+
+        ReplayError if there is none or its tokenizer is another.
+        """
+        index = view if view is not None else read_index(source)
         _check_tokenizer(source, index, tokenizer_hash)
         fs, root = fsspec.core.url_to_fs(source)
         copy = cls(url, capacity, tokenizer_hash)
@@ -248,6 +253,12 @@ def read_index(url: str) -> dict[str, Any]:
             return json.load(stream)
     except FileNotFoundError:
         raise ReplayError(f"{url}: no replay buffer there ({INDEX} is missing).") from None
+
+
+def holds(url: str, view: dict[str, Any]) -> bool:
+    """Whether any of the files of a view are at a URL; a run's folder may have moved since the view was taken."""
+    fs, root = fsspec.core.url_to_fs(url)
+    return not view["files"] or any(fs.exists(f"{root}/{name}") for name in view["files"])
 
 
 def live_rows(url: str) -> tuple[list[str], int]:

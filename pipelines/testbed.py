@@ -191,15 +191,16 @@ SOURCES = {
     "walk_value": ("number_walk", walk_problem),
 }
 
-# Fine-tuning stages: how many examples, of what, and whether demonstrations have faults. The skill comes first and the noise last:
-# noise alone is not learned from. Values are those of the faulty demonstrator, whom the shipped model imitates.
+# Fine-tuning stages: how many examples, of what, and whether demonstrations have faults (detours always end faultless). The skill
+# comes first; faults are learned late, long and beside much else, as they would unlearn the skill. Values are the faulty
+# demonstrator's.
 STAGES = {
     "skill": [
         (30_000, {"chain": 0.6, "walk": 0.2, "near_walk": 0.2}, False),
         (150_000, {"chain": 0.1, "walk": 0.3, "near_walk": 0.6}, False),
     ],
     "value": [(130_000, {"chain": 0.1, "detour_walk": 0.4, "chain_value": 0.3, "walk_value": 0.2}, False)],
-    "noise": [(25_000, {"chain": 0.35, "walk": 0.35, "chain_value": 0.1, "walk_value": 0.2}, True)],
+    "noise": [(90_000, {"chain": 0.2, "walk": 0.3, "detour_walk": 0.1, "chain_value": 0.1, "walk_value": 0.3}, True)],
 }
 
 
@@ -217,7 +218,7 @@ def stage_rows(stage: str, seed: int) -> list[dict[str, Any]]:
                 rows.append(_value_row(WORLDS[name], problem, rng))
             else:
                 detours = rng.randint(0, MAX_DETOURS) if source == "detour_walk" else 0
-                response = WORLDS[name].demonstration(problem, rng, faulty, detours)
+                response = WORLDS[name].demonstration(problem, rng, faulty and source != "detour_walk", detours)
                 rows.append({"prompt": [{"role": "user", "content": problem.prompt}], "response": response})
     return rows
 

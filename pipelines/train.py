@@ -64,7 +64,9 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
         find(source)
     manifest = _manifest(config, train)
     if resume_from is not None:
-        checkpoint.check_fits(resume_from, manifest)
+        # A branch may change the algorithm and the seed.
+        common = manifest if config.branch_from is None else {name: manifest[name] for name in ("model", "dataset")}
+        checkpoint.check_fits(resume_from, common)
     critic = critic_queries(config)
     check_start(config.replay_buffer, tokenizer_hash(tokenizer))
     _announce(config, tokenizer, train, validation, output_dir)
@@ -100,18 +102,27 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _places(config: RunConfig) -> tuple[str | None, str]:
     """The checkpoint to go on from, if any, and the run's folder."""
-    if config.resume is None:
-        name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.algorithm.name}-{config.task.name}"
-        output_dir = str(Path(config.output_dir or Path("outputs") / name.replace("/", "_")).resolve())
-        if checkpoint.complete(output_dir):
-            raise ConfigError(
-                f"output_dir={output_dir} already holds checkpoints: give resume={output_dir} to go on, or another folder."
-            )
-        return None, output_dir
-    found = checkpoint.complete(config.resume)
+    if config.resume is not None:
+        if config.branch_from is not None:
+            raise ConfigError("give resume (go on with a run) or branch_from (begin another where it stood), not both.")
+        return str(_newest(config.resume, "resume")), str(Path(config.resume).resolve())
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.algorithm.name}-{config.task.name}"
+    output_dir = str(Path(config.output_dir or Path("outputs") / name.replace("/", "_")).resolve())
+    if checkpoint.complete(output_dir):
+        raise ConfigError(
+            f"output_dir={output_dir} already holds checkpoints: give resume={output_dir} to go on, or another folder."
+        )
+    return (str(_newest(config.branch_from, "branch_from")) if config.branch_from is not None else None), output_dir
+
+
+def _newest(path: str, key: str) -> Path:
+    """The checkpoint that a path names: itself, or the newest of a run's folder."""
+    if (Path(path) / checkpoint.MANIFEST).is_file():
+        return Path(path).resolve()
+    found = checkpoint.complete(path)
     if not found:
-        raise ConfigError(f"resume={config.resume}: no complete checkpoint there.")
-    return str(found[-1].resolve()), str(Path(config.resume).resolve())
+        raise ConfigError(f"{key}={path}: no complete checkpoint there.")
+    return found[-1].resolve()
 
 
 def _manifest(config: RunConfig, train: ProblemSet) -> dict[str, Any]:

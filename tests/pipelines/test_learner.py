@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
+from algorithms.types import Algorithm, CriticExample, CriticSettings, Recalled
 from pipelines import model as model_module
 from pipelines import train_state
 from pipelines.batching import sequences_of
@@ -16,6 +17,7 @@ from pipelines.learner import Learner, NonFiniteError
 from pipelines.settings import ModelConfig, OptimizerConfig
 from tests.conftest import configure
 from tests.distributed import run_ranks
+from tests.reference.ac2 import ac2_update
 from tests.reference.grpo import grpo_update, logprobs_of
 
 OPTIMIZER = OptimizerConfig(
@@ -57,10 +59,10 @@ def make_groups() -> list[dict]:
     return groups
 
 
-def credited(groups: list[dict]) -> list[dict]:
+def credited(groups: list[dict], algorithm: Algorithm | None = None) -> list[dict]:
     from pipelines.rollout import as_group
 
-    credits = [configure().algorithm.credit(as_group(group)) for group in groups]
+    credits = [(algorithm or configure().algorithm).credit(as_group(group)) for group in groups]
     return [
         group | {"advantage": c.advantages.tolist(), "actor_mask": c.actor_mask.tolist()}
         for group, c in zip(groups, credits, strict=True)
@@ -143,6 +145,39 @@ def second_update(folder: str, path: str) -> dict:
     return model_module.full_state_dict(learner.policy, torch.float32)
 
 
+LESSONS = [CriticExample(np.arange(20, 20 + 3 * i), (25, 23, 30 + i, 1)[: 2 + i % 3], 0.5 + 0.5 * (i % 2)) for i in range(1, 8)]
+
+
+class ScriptedMemory:
+    """The algorithm's memory with fixed lessons, shared among the ranks as the coordinator shares them."""
+
+    def recall(self) -> Recalled:
+        values = {"clip_offset": 0.06, "critic_lr": 2e-3, "streak": 1.0}
+        return Recalled(values, LESSONS[dist.get_rank() :: dist.get_world_size()], sum(e.weight for e in LESSONS))
+
+    def remember(self, values: dict[str, float]) -> None:
+        self.left = values
+
+
+def ac2_groups() -> list[dict]:
+    """The groups with a refill rollout before them, credited by AC2."""
+    refill = make_groups()[0] | {"row_id": 99, "n": 1, "purpose": "refill", "prefix_ids": []}
+    refill |= {name: refill[name][:1] for name in ("response_ids", "rollout_logprobs")}
+    refill |= {"advantage": [0.0], "actor_mask": [False]}
+    return [refill, *credited(make_groups(), configure("algorithm=ac2").algorithm)]
+
+
+def ac2_updated(folder: str, max_tokens: int = 4096) -> dict:
+    """Metrics, weights and what was left with the memory after one AC2 update."""
+    algorithm = dataclasses.replace(configure("algorithm=ac2").algorithm, importance_cap=None)
+    memory = ScriptedMemory()
+    critic = CriticSettings(0.2, (0.9, 0.999), 1e-3)
+    learner = make_learner(folder, max_tokens, critic=critic, memory=memory)
+    metrics = algorithm.update(learner, share(ac2_groups()))
+    weights = model_module.full_state_dict(learner.policy, torch.float32)
+    return {"metrics": metrics, "weights": weights, "left": memory.left}
+
+
 EXTRAS = {"kl_estimator": "k3", "kl_coef": 0.1, "entropy_coef": 0.01, "loss_aggregation": "seq-mean-token-mean"}
 
 
@@ -153,6 +188,8 @@ def everything(folder: str, path: str) -> dict:
         "small": updated(folder, max_tokens=64),
         "extras": updated(folder, max_tokens=64, **EXTRAS),
         "second": second_update(folder, path),
+        "ac2": ac2_updated(folder),
+        "ac2_small": ac2_updated(folder, max_tokens=64),
     }
     if dist.get_world_size() == 1:
         results["chunked"] = updated(folder, logits=128 * 5)
@@ -215,6 +252,51 @@ def test_matches_the_plain_reference(random_model: str, one: dict):
     state = model.state_dict()
     for name, value in one["plain"]["weights"].items():
         torch.testing.assert_close(value, state[name], rtol=0, atol=1e-6)
+
+
+def test_ac2_matches_the_plain_reference(random_model: str, one: dict):
+    """Actor, critic, actor on the same weights with two optimizers, to the number."""
+    model = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float32)
+    actor = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), eps=1e-3, weight_decay=0.01)
+    critic = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.999), eps=1e-3, weight_decay=0.0)
+    refill, *groups = ac2_groups()
+    samples = [
+        (group["prompt_ids"] + group["prefix_ids"], response, advantage)
+        for group in groups
+        for response, advantage in zip(group["response_ids"], group["advantage"], strict=True)
+    ]
+    from_prompt = [(g["prompt_ids"], r) for g in [refill, *groups] if not g["prefix_ids"] for r in g["response_ids"]]
+    with torch.no_grad():
+        entropies = torch.cat([logprobs_of(model, prompt, response, TEMPERATURE)[1] for prompt, response in from_prompt])
+    offset = 0.06 + (0.02 if entropies.mean() < 0.28 else -0.02)
+    first, between, second, loss = ac2_update(
+        model,
+        actor,
+        critic,
+        samples,
+        [(e.context.tolist(), list(e.answer), e.weight) for e in LESSONS],
+        temperature=TEMPERATURE,
+        clip_low=0.2,
+        clip_high=0.28 + offset,
+        dual_clip=3.0,
+        actor_norm=1.0,
+        critic_norm=0.2,
+    )
+    metrics = one["ac2"]["metrics"]
+    assert metrics["actor/prompt_entropy"] == pytest.approx(float(entropies.mean()), rel=1e-5)
+    assert metrics["critic/vf_loss"] == pytest.approx(loss, rel=1e-4)
+    assert metrics["actor/update_norm"] == pytest.approx((first + second) / 2, rel=1e-3)
+    assert metrics["critic/update_norm"] == pytest.approx(between, rel=1e-3)
+    state = model.state_dict()
+    for name, value in one["ac2"]["weights"].items():
+        torch.testing.assert_close(value, state[name], rtol=0, atol=2e-6)
+    assert between <= 2 * (first + second)  # so the streak ends
+    assert one["ac2"]["left"] == {"clip_offset": pytest.approx(offset), "critic_lr": 2e-3, "streak": 0.0}
+
+
+def test_ac2_is_the_same_on_any_ranks_and_split(one: dict, two: dict):
+    assert_same(one["ac2"], two["ac2"])
+    assert_same(one["ac2"], two["ac2_small"])
 
 
 def test_two_ranks_and_any_microbatch_split_give_the_same(one: dict, two: dict):

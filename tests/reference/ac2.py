@@ -7,6 +7,9 @@ optimizer steps are asked of a `world`; the real path, asked to use the same ran
 import math
 
 import numpy as np
+import torch
+
+from tests.reference.grpo import logprobs_of
 
 
 class AC2Reference:
@@ -64,9 +67,9 @@ class AC2Reference:
         for problem in refill:
             ((response, _, reward),) = self.world.continuations(number, problem, (), 1, self.budget)
             new_trajectories.append((problem, response))
-            rolled.append({"problem": problem, "prefix": (), "n": 1, "tokens": self.budget, "purpose": "refill", "advantages": [0.0],
-                           "mask": [False], "target": None, "error": None, "rewards": [reward], "responses": [response],
-                           "prediction": None})  # fmt: skip
+            rolled.append({"problem": problem, "prefix": (), "n": 1, "tokens": self.budget, "purpose": "refill",
+                           "advantages": [0.0], "mask": [False], "target": None, "error": None, "rewards": [reward],
+                           "responses": [response], "prediction": None})  # fmt: skip
 
         # Lines 7 to 12: groups.
         for i, (problem, prefix) in enumerate(batch):
@@ -141,3 +144,46 @@ class AC2Reference:
         if self.streak == 2:
             self.lr, self.streak = max(self.lr / 2, self.floor), 0
         return rolled, lessons, used_lr
+
+
+def ac2_update(model, actor, critic, samples, lessons, *, temperature, clip_low, clip_high, dual_clip, actor_norm, critic_norm):
+    """Line 14 on real weights: actor, critic, actor, each measured from where it began.
+
+    `samples`: (prompt, response, advantage) in order, None for an advantage that has no loss. `lessons`: (context, answer, weight).
+    Returns the norms of the three parameter changes and the critic's loss; the model is updated in place.
+    """
+    with torch.no_grad():
+        old = [logprobs_of(model, prompt, response, temperature)[0] for prompt, response, _ in samples]
+
+    def policy_loss(chosen):
+        tokens = sum(len(samples[i][1]) for i in chosen)
+        total = torch.zeros(())
+        for i in chosen:
+            prompt, response, advantage = samples[i]
+            ratio = (logprobs_of(model, prompt, response, temperature)[0] - old[i]).exp()
+            surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
+            if advantage < 0:
+                surrogate = torch.maximum(surrogate, torch.tensor(dual_clip * advantage))
+            total = total - surrogate.sum()
+        return total / tokens
+
+    def value_loss():
+        total = torch.zeros(())
+        for context, answer, weight in lessons:
+            total = total - weight * logprobs_of(model, context, answer, 1.0)[0].sum() / 4
+        return total / sum(weight for *_, weight in lessons)
+
+    def apply(optimizer, loss, max_norm):
+        before = [p.detach().clone() for p in model.parameters()]
+        model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        return float(torch.sqrt(sum(((p.detach() - b) ** 2).sum() for p, b in zip(model.parameters(), before, strict=True))))
+
+    half = len(samples) // 2
+    first = apply(actor, policy_loss([i for i in range(half) if samples[i][2] is not None]), actor_norm)
+    loss = value_loss()
+    between = apply(critic, loss, critic_norm)
+    second = apply(actor, policy_loss([i for i in range(half, len(samples)) if samples[i][2] is not None]), actor_norm)
+    return first, between, second, float(loss.detach())
