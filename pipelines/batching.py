@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -34,6 +35,24 @@ def sequences_of(row: dict[str, Any]) -> list[Sequence]:
             )
         )
     return sequences
+
+
+TRAINED = ("prompt_ids", "prefix_ids", "response_ids", "rollout_logprobs")
+
+
+def trainer_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """What the trainer needs of credited rows; their tokens stay arrays, as Python objects those of a long step fill gigabytes."""
+    light = table.select(["row_id", "purpose", "advantage", "actor_mask"]).to_pylist()
+    columns = {name: table[name].combine_chunks() for name in TRAINED}
+    for i, row in enumerate(light):
+        yield row | {name: _arrays(columns[name][i].values) for name in TRAINED}
+
+
+def _arrays(values: pa.Array) -> Any:
+    """A list of numbers as an array, a list of such lists as a list of arrays."""
+    if pa.types.is_list(values.type):
+        return [one.values.to_numpy(zero_copy_only=False) for one in values]
+    return values.to_numpy(zero_copy_only=False)
 
 
 def microbatches(sequences: list[Sequence], max_tokens: int) -> list[list[Sequence]]:

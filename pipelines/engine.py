@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 
 from algorithms.critic import MAX_ANSWER_TOKENS, parse_value
@@ -314,13 +315,13 @@ class Engine:
 
     def _completion(self, request: dict[str, Any], output: Any) -> dict[str, Any]:
         completions = sorted(output.outputs, key=lambda one: one.index)
-        ids = [list(one.token_ids) for one in completions]
+        ids = [np.asarray(one.token_ids, np.int32) for one in completions]
         return {
             "response_ids": ids,
             "response_text": self._tokenizer.batch_decode(
                 [[*request["prefix_ids"], *one] for one in ids], skip_special_tokens=True
             ),
-            "rollout_logprobs": [list(one.logprobs.logprobs) for one in completions],
+            "rollout_logprobs": [np.asarray(one.logprobs.logprobs, np.float32) for one in completions],
             "finish_reason": [one.finish_reason for one in completions],
             "policy_version": self._version,
         }

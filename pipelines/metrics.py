@@ -13,12 +13,16 @@ from algorithms.types import ObservedGroup
 TOKENS = ("prompt_ids", "prefix_ids", "response_ids", "rollout_logprobs", "response_text", "reference_ids")
 
 
+def nested_lengths(lists: pa.ChunkedArray) -> pa.Array:
+    """The lengths of the inner lists, in their outer lists."""
+    whole = lists.combine_chunks()
+    return pa.ListArray.from_arrays(pc.subtract(whole.offsets, whole.offsets[0]), pc.list_value_length(whole.flatten()))
+
+
 def light_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Rows without their tokens, whose number they have instead: as Python objects the tokens of a large step are gigabytes."""
-    responses = table["response_ids"].combine_chunks()
-    lengths = pa.ListArray.from_arrays(responses.offsets, pc.list_value_length(responses.values)) if table.num_rows else responses
     light = table.drop_columns([name for name in TOKENS if name in table.column_names])
-    light = light.append_column("response_lengths", lengths)
+    light = light.append_column("response_lengths", nested_lengths(table["response_ids"]))
     for name in ("prompt", "prefix"):
         light = light.append_column(f"{name}_length", pc.list_value_length(table[f"{name}_ids"]))
     return light.to_pylist()

@@ -23,11 +23,12 @@ from pipelines import schema
 from pipelines.critic_queries import CriticQueries
 from pipelines.engine import Sampling
 from pipelines.engine_pool import EnginePool
+from pipelines.metrics import nested_lengths
 from serve.judge import JudgeConfig
 
 COORDINATOR_TIMEOUT_S = 120.0
 NOT_JUDGED = {"reward": None, "status": "critic"}
-CREDITED = ["n", "purpose", "reward", "finish_reason", "response_ids", "from_critic", "endpoint_value", "prefix_value"]
+CREDITED = ["n", "purpose", "reward", "finish_reason", "from_critic", "endpoint_value", "prefix_value"]
 STAGE_CPUS = 0.05  # stages wait more than they work
 
 Record = Callable[[str, int, bool, float, float], None]  # stage, step, whether an evaluation, start, end
@@ -171,7 +172,7 @@ def credit(table: pa.Table, algorithm: Algorithm) -> pa.Table:
     """Stage 3: the algorithm's credit for each group; evaluation and refill rows get none."""
     table = schema.check(table, "judge")
     columns: dict[str, list[Any]] = {name: [] for name, _ in schema.CREDIT}
-    for row in table.select(CREDITED).to_pylist():
+    for row in table.select(CREDITED).append_column("response_lengths", nested_lengths(table["response_ids"])).to_pylist():
         if row["purpose"] in ("eval", "refill"):
             keep = row["purpose"] == "refill" and algorithm.trains_on_refills
             values: tuple[Any, ...] = ([0.0] * row["n"], [False] * row["n"], keep, None)
@@ -188,7 +189,7 @@ def as_group(row: dict[str, Any]) -> Group:
     return Group(
         rewards=_floats(row["reward"]),
         truncated=np.array([reason == "length" for reason in row["finish_reason"]]),
-        lengths=np.array([len(ids) for ids in row["response_ids"]]),
+        lengths=np.array(row["response_lengths"]),
         values=_floats(row["endpoint_value"]),
         from_critic=np.array(row["from_critic"]),
         prefix_value=row["prefix_value"],

@@ -179,6 +179,15 @@ def problem_rows(world: str, split: str, count: int) -> list[dict[str, Any]]:
 
 
 STEP_CHARACTERS = 8
+# Given in full: a schema inferred from the first row would drop the columns that it lacks.
+EXAMPLES = pa.schema(
+    [
+        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("response", pa.string()),
+        ("value", pa.float64()),  # of a partial response; null where the response is to be learned
+        ("reference", pa.string()),
+    ]
+)
 NEAR = (1, 12)  # distances of walks that begin near their target, as landing on it is the hard part
 MAX_DETOURS = 3  # of a walk that strays first: only where walks turn back must a model compare target and place at every move
 VALUES = ("chain_value", "walk_value")
@@ -200,18 +209,20 @@ STAGES = {
         (150_000, {"chain": 0.1, "walk": 0.3, "near_walk": 0.6}, False),
     ],
     "value": [(130_000, {"chain": 0.1, "detour_walk": 0.4, "chain_value": 0.3, "walk_value": 0.2}, False)],
-    "noise": [(90_000, {"chain": 0.2, "walk": 0.3, "detour_walk": 0.1, "chain_value": 0.1, "walk_value": 0.3}, True)],
+    "noise": [(45_000, {"chain": 0.25, "walk": 0.3, "detour_walk": 0.1, "chain_value": 0.1, "walk_value": 0.25}, True)],
 }
 
 
-def stage_rows(stage: str, seed: int) -> list[dict[str, Any]]:
-    """The examples of a fine-tuning stage, in their order; validation problems are left out."""
+def stage_rows(stage: str, seed: int, limit: int | None = None) -> list[dict[str, Any]]:
+    """The examples of a fine-tuning stage, or the first of them, in their order; validation problems are left out."""
     held_out = {row["prompt"][0]["content"] for world in WORLDS for row in problem_rows(world, "validation", VALIDATION)}
     rng, rows = random.Random(f"{stage}/{seed}"), list[dict[str, Any]]()
     for count, shares, faulty in STAGES[stage]:
         for source in rng.choices(list(shares), list(shares.values()), k=count):
             name, pose = SOURCES[source]
             problem = pose(rng)
+            if len(rows) == limit:
+                return rows
             if problem.prompt in held_out:
                 continue
             if source in VALUES:
@@ -253,7 +264,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rows = stage_rows(args.stage, args.seed)
-    pq.write_table(pa.Table.from_pylist(rows), args.out)
+    pq.write_table(pa.Table.from_pylist(rows, schema=EXAMPLES), args.out)
     print(f"{len(rows)} examples written to {args.out}")
 
 

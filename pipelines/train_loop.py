@@ -15,6 +15,7 @@ from ray.train.torch import get_device
 
 from algorithms.types import Metrics, Recalled
 from pipelines import checkpoint, train_state
+from pipelines.batching import trainer_rows
 from pipelines.engine import restarts
 from pipelines.learner import Learner
 from pipelines.settings import COORDINATOR_TIMEOUT_S, LoopConfig
@@ -104,7 +105,7 @@ class Loop:
     def passed_rows(self) -> Iterator[dict[str, Any]]:
         """One pass over the rollout dataset; begins when all ranks have asked for it."""
         for batch in self.shard.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-            yield from batch.to_pylist()
+            yield from trainer_rows(batch)
 
     def sync(self, version: int) -> None:
         """Give the engines this rank's part of the weights."""

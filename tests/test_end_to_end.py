@@ -54,14 +54,23 @@ def workspace(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("run")
 
 
+STEPS, KILLED_AFTER = 10, 7
+
+
 @pytest.fixture(scope="module")
 def settings(workspace) -> list[str]:
-    """Prefix GRPO: its first step starts from the prompts as GRPO does, the others from what the replay buffer holds."""
-    replay = ["algorithm=prefix_grpo", "algorithm.replay.refill_problems=8", "algorithm.replay.capacity=12"]
+    """AC2 with readiness so early that judged groups, chunks and audits all occur; it replays, as Prefix GRPO does."""
     return [
-        *replay,
+        "algorithm=ac2",
+        "task=number_walk",
+        "algorithm.replay.refill_problems=8",
+        "algorithm.replay.capacity=12",
+        "algorithm.readiness.global_threshold=1.1",
+        "algorithm.readiness.local_threshold=1.1",
+        "algorithm.reference_reward=0",
+        "algorithm.min_valid=2",
         *SMALL,
-        "steps=4",
+        f"steps={STEPS}",
         f"tracking.uri=sqlite:///{workspace}/mlflow.db",
         f"tracking.artifacts={workspace}/artifacts",
     ]
@@ -69,19 +78,20 @@ def settings(workspace) -> list[str]:
 
 @pytest.fixture(scope="module")
 def killed(workspace, settings) -> dict:
-    """A run whose driver is killed after its third step; what its third batch was."""
-    output, third = workspace / "out", workspace / "out" / "rollouts" / "step_000003.parquet"
+    """A run whose driver is killed after a step that is in no checkpoint; what that step's batch was."""
+    output = workspace / "out"
+    last = output / "rollouts" / f"step_{KILLED_AFTER:06d}.parquet"
     with open(workspace / "log", "w") as log:
         process = subprocess.Popen(command("pipelines.train", *settings, f"output_dir={output}"), stdout=log, stderr=log)
     deadline = time.monotonic() + DEADLINE_S
-    while not third.exists():
+    while not last.exists():
         assert process.poll() is None, (workspace / "log").read_text()
         assert time.monotonic() < deadline, (workspace / "log").read_text()
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     time.sleep(1.0)
-    return {"output": output, "third": pq.read_table(third).to_pylist()}
+    return {"output": output, "batch": pq.read_table(last).to_pylist()}
 
 
 @pytest.fixture(scope="module")
@@ -92,61 +102,157 @@ def resumed(killed, settings) -> dict:
     return killed | {"stdout": stdout}
 
 
+def batch_of(output: Path, step: int) -> list[dict]:
+    return pq.read_table(output / "rollouts" / f"step_{step:06d}.parquet").to_pylist()
+
+
 def test_a_resumed_run_draws_the_same_next_batch(resumed):
-    again = pq.read_table(resumed["output"] / "rollouts" / "step_000003.parquet").to_pylist()
+    again = batch_of(resumed["output"], KILLED_AFTER)
     assert any(row["prefix_ids"] for row in again)
-    for column in ("row_id", "problem_id", "prompt_ids", "prefix_ids", "purpose", "seed", "policy_version", "n"):
-        assert [row[column] for row in again] == [row[column] for row in resumed["third"]], column
-    same = sum(a["response_ids"] == b["response_ids"] for a, b in zip(again, resumed["third"], strict=True))
+    assert any(row["reference_ids"] for row in again)
+    planned = (
+        "row_id",
+        "problem_id",
+        "prompt_ids",
+        "prefix_ids",
+        "purpose",
+        "seed",
+        "policy_version",
+        "n",
+        "max_new_tokens",
+        "chunk",
+    )
+    for column in (*planned, "reference_ids"):
+        assert [row[column] for row in again] == [row[column] for row in resumed["batch"]], column
+    same = sum(a["response_ids"] == b["response_ids"] for a, b in zip(again, resumed["batch"], strict=True))
     assert same >= len(again) - 1  # the same weights and seeds; a tie in float32 may fall differently
 
 
-def test_it_goes_on_in_the_same_mlflow_run(resumed, workspace):
+def test_chunks_audits_and_judged_groups_all_occur(resumed):
+    rows = [row for step in range(1, STEPS + 1) for row in batch_of(resumed["output"], step) if row["purpose"] != "refill"]
+    assert {row["purpose"] for row in rows} == {"train", "audit"}
+    assert {row["chunk"] for row in rows} == {True, False}
+    statuses = {status for row in rows for status in row["reward_status"]}
+    assert statuses == {"ok", "critic"}
+    for row in rows:
+        for owned, reward, status, value in zip(
+            row["from_critic"], row["reward"], row["reward_status"], row["endpoint_value"], strict=True
+        ):
+            assert owned == (status == "critic") == (reward is None)
+            assert value is None or owned
+        if row["purpose"] == "audit" or not row["chunk"]:
+            assert not any(row["from_critic"])
+    assert any(row["prefix_value"] is not None for row in rows)
+    assert {round(10 * row["critic_target"], 4) for row in rows if row["critic_target"] is not None} <= set(range(11))
+
+
+def the_run(workspace):
     client = mlflow.MlflowClient(f"sqlite:///{workspace}/mlflow.db")
-    (run,) = client.search_runs([client.get_experiment_by_name("chain_arithmetic").experiment_id])
+    (found,) = client.search_runs([client.get_experiment_by_name("number_walk").experiment_id], "attributes.run_name LIKE '%'")
+    return client, found
+
+
+def test_it_goes_on_in_the_same_mlflow_run(resumed, workspace):
+    client, run = the_run(workspace)
     assert run.info.status == "FINISHED"
     assert run.data.params["algorithm.group_size"] == "4"
     assert {"git_sha", "config_digest", "algorithm", "task", "checkpoint"} <= set(run.data.tags)
-    steps = {m.step for m in client.get_metric_history(run.info.run_id, "actor/pg_loss")}
-    assert steps == {1, 2, 3, 4}
-    assert {m.step for m in client.get_metric_history(run.info.run_id, "val-core/chain_arithmetic/acc/mean_at_2")} == {0, 4}
+    for metric in ("actor/pg_loss", "critic/vf_loss", "ac2/critic_mae", "timing_s/values"):
+        assert {m.step for m in client.get_metric_history(run.info.run_id, metric)} == set(range(1, STEPS + 1))
+    assert {m.step for m in client.get_metric_history(run.info.run_id, "val-core/number_walk/acc/mean_at_2")} == {0, STEPS}
     assert any(artifact.path == "sample_rollouts.json" for artifact in client.list_artifacts(run.info.run_id))
 
 
 def test_trainer_and_engine_agree_from_the_first_step(resumed, workspace):
-    client = mlflow.MlflowClient(f"sqlite:///{workspace}/mlflow.db")
-    (run,) = client.search_runs([client.get_experiment_by_name("chain_arithmetic").experiment_id])
+    client, run = the_run(workspace)
     history = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "rollout_corr/rollout_is_max")}
     assert all(abs(value - 1) < 1e-4 for value in history.values()), history
 
 
 def test_the_last_checkpoint_is_whole_and_opens_as_an_ordinary_model(resumed):
-    path = resumed["output"] / "checkpoints" / "step_000004"
+    path = resumed["output"] / "checkpoints" / f"step_{STEPS:06d}"
     manifest = json.loads((path / "manifest.json").read_text())
-    assert (manifest["step"], manifest["updates"]) == (4, 8)
+    assert (manifest["step"], manifest["updates"]) == (STEPS, 2 * STEPS)
     model = AutoModelForCausalLM.from_pretrained(path / "model")
     tokenizer = AutoTokenizer.from_pretrained(path / "model")
     assert tokenizer.chat_template
     shipped = AutoModelForCausalLM.from_pretrained(Path(__file__).parent.parent / "pipelines/assets/tiny")
     for (name, new), old in zip(model.named_parameters(), shipped.parameters(), strict=True):
-        assert not torch.equal(new, old), f"{name} did not change in 8 updates"
+        assert not torch.equal(new, old), f"{name} did not change"
 
 
 def test_the_end_says_where_everything_is(resumed):
-    for text in ("validation mean@2", "decoding", "wall time", "step_000004", "mlflow ui --backend-store-uri"):
+    for text in ("validation mean@2", "decoding", "wall time", f"step_{STEPS:06d}", "mlflow ui --backend-store-uri"):
         assert text in resumed["stdout"]
 
 
 def test_evaluate_writes_a_row_per_problem(resumed, workspace):
     table = workspace / "evaluation.parquet"
     stdout = run(
-        "pipelines.evaluate", f"checkpoint={resumed['output']}", f"output={table}", "task.validation.count=8", "evaluation.n=4"
+        "pipelines.evaluate",
+        f"checkpoint={resumed['output']}",
+        f"output={table}",
+        "task=number_walk",
+        "task.validation.count=8",
+        "evaluation.n=4",
     )
-    assert "val-core/chain_arithmetic/acc/mean@4" in stdout
-    assert "val-core/chain_arithmetic/acc/best@4/mean" in stdout
+    assert "val-core/number_walk/acc/mean@4" in stdout
+    assert "val-core/number_walk/acc/best@4/mean" in stdout
     rows = pq.read_table(table).to_pylist()
     assert len(rows) == 8
     assert all(len(row["rewards"]) == 4 for row in rows)
+
+
+def test_prefixes_are_replayed_offline_and_the_critic_is_diagnosed(resumed, workspace):
+    groups, page = workspace / "groups", workspace / "diagnostics.html"
+    arguments = [
+        f"checkpoint={resumed['output']}",
+        f"buffer={resumed['output']}/replay",
+        f"output={groups}",
+        "task=number_walk",
+        "prefixes=6",
+        "rows_per_file=2",
+        "group_size=3",
+        "chunk_tokens=16",
+    ]
+    run("pipelines.replay", *arguments)
+    files = sorted(groups.glob("*.parquet"))
+    assert [pq.read_table(file).num_rows for file in files] == [2, 2, 2]
+    before = pq.read_table(files[1]).to_pylist()
+    files[1].unlink()
+    assert "3, 1 to make" in run("pipelines.replay", *arguments)
+    again = pq.read_table(files[1]).to_pylist()
+    assert [row["prefix_ids"] for row in again] == [row["prefix_ids"] for row in before]
+    assert any(row["reference_ids"] is not None for file in files for row in pq.read_table(file).to_pylist())
+    report = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pipelines.report",
+            "diagnostics",
+            f"groups={groups}",
+            f"out={page}",
+            f"uri=sqlite:///{workspace}/mlflow.db",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert report.returncode == 0, report.stderr
+    assert "signed bias" in report.stdout
+    assert "data:image/png;base64," in page.read_text()
+
+
+def test_a_branch_begins_where_another_run_stood(resumed, settings, workspace):
+    """With the weights, the optimizers, the buffer and the memory of a checkpoint, and another algorithm's fields."""
+    output = workspace / "branch"
+    changes = ["algorithm=ac2_no_audit", f"steps={STEPS + 1}", f"output_dir={output}", f"branch_from={resumed['output']}"]
+    run("pipelines.train", *[one for one in settings if not one.startswith(("algorithm=", "steps="))], *changes)
+    rows = batch_of(output, STEPS + 1)
+    assert any(row["chunk"] for row in rows)  # readiness came along
+    assert not any(row["purpose"] == "audit" for row in rows)
+    assert {row["policy_version"] for row in rows} == {STEPS}
+    assert [path.name for path in (output / "rollouts").iterdir()] == [f"step_{STEPS + 1:06d}.parquet"]
 
 
 def test_a_cluster_too_small_fails_with_a_table(workspace):
@@ -166,7 +272,7 @@ def test_fine_tuning_lowers_the_loss_and_writes_a_model(workspace):
     from pipelines import testbed
     from tests.pipelines.test_data import jsonl
 
-    rows = testbed.demonstration_rows("noise", seed=1)[:640]
+    rows = testbed.stage_rows("noise", seed=1, limit=640)
     file = jsonl(workspace / "demonstrations.jsonl", rows)
     output = workspace / "sft"
     run(

@@ -54,6 +54,7 @@ def make_groups() -> list[dict]:
                 "rollout_logprobs": [(-4.6 + 0.3 * rng.standard_normal(len(r))).tolist() for r in responses],
                 "reward": [None, *rewards[1:]] if i == 2 else rewards,
                 "finish_reason": ["stop"] * 4,
+                "response_lengths": [len(response) for response in responses],
             }
         )
     return groups
