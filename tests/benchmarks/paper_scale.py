@@ -1,7 +1,7 @@
 """A step of AC2 at the paper's own sizes, without a model: `python -m tests.benchmarks.paper_scale [--prefixes 48 96 192]`
 
-Plan, rollout dataset, judge, credit, ingest, the critic's draw and the Parquet buffer are the real ones; engines are a stand-in that
-makes up continuations of 10,000 to 50,000 tokens at once. Everything that is left is overhead: its seconds, peak memory and disk.
+Plan, rollout dataset, judge, credit, ingest, the critic's draw and Parquet buffer are the real ones; engines are a stand-in that
+makes up continuations of 10,000 to 50,000 tokens at once. All that is left is overhead: its seconds, peak memory and disk.
 """
 
 import argparse
