@@ -45,15 +45,19 @@ format: setup
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-# The weights in pipelines/assets/tiny, from nothing; about half an hour on two cores.
+# The weights in pipelines/assets/tiny, from nothing; about an hour and a half on two cores.
 WARM := outputs/tiny
+FINE_TUNE := $(RUN) -m pipelines.sft loss_aggregation=seq-mean-token-mean model.path=$(WARM)
 tiny-model: setup
 	$(RUN) -m pipelines.tiny_model --out $(WARM)/init
-	$(RUN) -m pipelines.testbed skill --out $(WARM)/skill.parquet
-	$(RUN) -m pipelines.testbed noise --out $(WARM)/noise.parquet
-	$(RUN) -m pipelines.sft model.path=$(WARM)/init 'data.files=[$(WARM)/skill.parquet]' output_dir=$(WARM)/skill shuffle=false \
-	  loss_aggregation=seq-mean-token-mean optimizer.lr=2e-3 optimizer.weight_decay=0.1 optimizer.warmup_steps=100
-	$(RUN) -m pipelines.sft model.path=$(WARM)/skill 'data.files=[$(WARM)/noise.parquet]' output_dir=$(WARM)/noise \
-	  loss_aggregation=seq-mean-token-mean optimizer.lr=5e-4
+	for stage in skill value noise balance; do $(RUN) -m pipelines.testbed $$stage --out $(WARM)/$$stage.parquet; done
+	$(FINE_TUNE)/init 'data.files=[$(WARM)/skill.parquet]' output_dir=$(WARM)/skill shuffle=false \
+	  optimizer.lr=2e-3 optimizer.weight_decay=0.1 optimizer.warmup_steps=100
+	$(FINE_TUNE)/skill 'data.files=[$(WARM)/value.parquet]' output_dir=$(WARM)/value shuffle=false \
+	  optimizer.lr=2e-3 optimizer.weight_decay=0.1 optimizer.warmup_steps=50
+	$(FINE_TUNE)/value 'data.files=[$(WARM)/noise.parquet]' output_dir=$(WARM)/noise \
+	  optimizer.lr=7e-4 optimizer.weight_decay=0.05 optimizer.warmup_steps=30
+	$(FINE_TUNE)/noise 'data.files=[$(WARM)/balance.parquet]' output_dir=$(WARM)/balance \
+	  optimizer.lr=4e-4 optimizer.weight_decay=0.05 optimizer.warmup_steps=20
 	mkdir -p pipelines/assets/tiny
-	cp $(WARM)/noise/*.json $(WARM)/noise/*.jinja $(WARM)/noise/model.safetensors pipelines/assets/tiny/
+	cp $(WARM)/balance/*.json $(WARM)/balance/*.jinja $(WARM)/balance/model.safetensors pipelines/assets/tiny/

@@ -210,6 +210,8 @@ STAGES = {
     ],
     "value": [(130_000, {"chain": 0.1, "detour_walk": 0.4, "chain_value": 0.3, "walk_value": 0.2}, False)],
     "noise": [(45_000, {"chain": 0.25, "walk": 0.3, "detour_walk": 0.1, "chain_value": 0.1, "walk_value": 0.25}, True)],
+    # Walks that end faultless bring the walk's score, which landing decides, up to where the chain's is.
+    "balance": [(22_000, {"chain": 0.2, "walk": 0.25, "detour_walk": 0.35, "chain_value": 0.05, "walk_value": 0.15}, True)],
 }
 
 
