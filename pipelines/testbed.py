@@ -202,7 +202,7 @@ SOURCES = {
 
 # Fine-tuning stages: how many examples, of what, and whether demonstrations have faults (detours always end faultless). The skill
 # comes first; faults are learned late, long and beside much else, as they would unlearn the skill. Values are the faulty
-# demonstrator's.
+# demonstrator's: exact at first, and in the last stage the means of small groups, whose noise training will bring.
 STAGES = {
     "skill": [
         (30_000, {"chain": 0.6, "walk": 0.2, "near_walk": 0.2}, False),
@@ -211,8 +211,11 @@ STAGES = {
     "value": [(130_000, {"chain": 0.1, "detour_walk": 0.4, "chain_value": 0.3, "walk_value": 0.2}, False)],
     "noise": [(45_000, {"chain": 0.25, "walk": 0.3, "detour_walk": 0.1, "chain_value": 0.1, "walk_value": 0.25}, True)],
     # Walks that end faultless bring the walk's score, which landing decides, up to where the chain's is.
-    "balance": [(22_000, {"chain": 0.2, "walk": 0.25, "detour_walk": 0.35, "chain_value": 0.05, "walk_value": 0.15}, True)],
+    "balance": [(22_000, {"chain": 0.2, "walk": 0.2, "detour_walk": 0.35, "chain_value": 0.05, "walk_value": 0.2}, True)],
 }
+
+
+GROUPS = {"balance": 8}  # outcomes whose mean stands for a value
 
 
 def stage_rows(stage: str, seed: int, limit: int | None = None) -> list[dict[str, Any]]:
@@ -228,7 +231,7 @@ def stage_rows(stage: str, seed: int, limit: int | None = None) -> list[dict[str
             if problem.prompt in held_out:
                 continue
             if source in VALUES:
-                rows.append(_value_row(WORLDS[name], problem, rng))
+                rows.append(_value_row(WORLDS[name], problem, rng, GROUPS.get(stage)))
             else:
                 detours = rng.randint(0, MAX_DETOURS) if source == "detour_walk" else 0
                 response = WORLDS[name].demonstration(problem, rng, faulty and source != "detour_walk", detours)
@@ -236,16 +239,19 @@ def stage_rows(stage: str, seed: int, limit: int | None = None) -> list[dict[str
     return rows
 
 
-def _value_row(world: World, problem: Problem, rng: random.Random) -> dict[str, Any]:
-    """A state that the faulty demonstrator reaches, its value, and every other time a solution of its problem."""
+def _value_row(world: World, problem: Problem, rng: random.Random, outcomes: int | None = None) -> dict[str, Any]:
+    """A state that the faulty demonstrator reaches, its value (or the mean of some outcomes), every other time with a solution."""
     response = world.demonstration(problem, rng, True)
     cut = rng.randrange(len(response))
     prefix = response[: cut - cut % STEP_CHARACTERS] if rng.random() < 0.5 else response[:cut]
     reference = _solution(world, problem, rng) if rng.random() < 0.5 else None
+    value = world.value(problem, prefix)
+    if outcomes is not None:
+        value = sum(rng.random() < value for _ in range(outcomes)) / outcomes
     return {
         "prompt": [{"role": "user", "content": problem.prompt}],
         "response": prefix,
-        "value": round(world.value(problem, prefix), 4),
+        "value": round(value, 4),
         "reference": reference,
     }
 

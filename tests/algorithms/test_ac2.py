@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from algorithms.ac2_memory import AC2Memory, rank_correlation
 from algorithms.critic import CriticPrompt
 from algorithms.types import Group, Problem
-from pipelines import schema
+from pipelines import checkpoint, schema
+from pipelines.config import ASSETS
 from pipelines.critic_queries import CriticQueries
 from pipelines.rollout import credit
 from tests.conftest import configure
@@ -214,8 +216,6 @@ def test_a_restored_run_goes_on_the_same(tmp_path):
     first = coordinator_of(tmp_path, chosen)
     for step in range(1, 16):
         real_step(first, chosen, world, step)
-    from pipelines import checkpoint
-
     saved = checkpoint.folder(str(tmp_path), 15)
     saved.mkdir(parents=True)
     checkpoint.write_coordinator(saved, first.state())
@@ -329,3 +329,104 @@ def test_rank_correlation_by_hand():
 def test_what_cannot_work_is_refused(override, message):
     with pytest.raises(ValueError, match=message):
         configure("algorithm=ac2", override)
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory):
+    """A model folder whose context holds the paper's sequences."""
+    folder = tmp_path_factory.mktemp("model") / "long"
+    shutil.copytree(ASSETS / "tiny", folder)
+    shape = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 262_144}
+    (folder / "config.json").write_text(json.dumps(shape))
+    return str(folder)
+
+
+def of_paper(experiment, model, *overrides):
+    files = ["task.train.files=[train.parquet]", "task.validation.files=[validation.parquet]"]
+    return configure(f"experiment={experiment}", f"model.path={model}", *files, *overrides)
+
+
+def test_table_4_number_for_number(long_model):
+    run = of_paper("ac2_paper", long_model)
+    a = run.algorithm
+    assert (a.group_size, a.audit_fraction, a.problems_per_step, a.replay.refill_problems, a.replay.capacity) == (
+        16,
+        0.25,
+        192,
+        192,
+        256,
+    )
+    assert (a.max_new_tokens, a.chunk_tokens, a.replay.cut_grid, a.replay.max_cut_fraction) == (50_000, 10_000, 10_000, 0.9)
+    assert (a.critic.buffer_pairs, a.critic.pairs_per_update, a.min_valid) == (1920, 768, 8)
+    assert run.optimizer.lr == 2e-6
+    assert (a.critic.rate.initial, a.critic.rate.floor) == (
+        pytest.approx(2 * np.sqrt(2) * 1e-6),
+        pytest.approx(5 * np.sqrt(2) * 1e-7),
+    )
+    assert a.problems_per_step * a.group_size // a.minibatches == 1536
+    assert (a.critic.clip_grad_norm, a.critic.betas, a.critic.eps) == (0.2, (0.9, 0.999), 1e-8)
+    assert (a.readiness.window, a.readiness.global_threshold, a.readiness.local_threshold) == (5, 0.20, 0.18)
+    assert (run.sampling.temperature, run.sampling.top_p, run.sampling.top_k) == (0.8, 1.0, -1)
+    e = run.evaluation
+    assert (e.n, e.every, e.temperature, e.top_p, e.top_k, run.task.max_new_tokens) == (16, 10, 0.8, 0.95, 20, 50_000)
+    # Appendix C, beside the table.
+    assert 5 / 7 < a.reference_reward <= 6 / 7
+    assert (a.critic.rate.ratio, a.critic.rate.patience) == (2.0, 2)
+    assert (run.optimizer.clip_grad_norm, run.optimizer.weight_decay, a.dual_clip) == (0.3, 0.01, 3.0)
+    k = a.entropy
+    assert (k.target, k.step, k.minimum, k.maximum, k.initial, a.clip_low, a.clip_high) == (
+        0.28,
+        0.02,
+        -0.08,
+        0.08,
+        0.06,
+        0.2,
+        0.28,
+    )
+
+
+def test_the_baselines_of_the_paper(long_model):
+    grpo, prefix = of_paper("grpo_paper", long_model), of_paper("prefix_grpo_paper", long_model)
+    assert (grpo.algorithm.problems_per_step, grpo.algorithm.group_size, grpo.algorithm.replay) == (256, 16, None)
+    assert (prefix.algorithm.problems_per_step, prefix.algorithm.group_size) == (192, 16)
+    assert prefix.algorithm.replay == of_paper("ac2_paper", long_model).algorithm.replay
+    for one in (grpo, prefix):
+        assert (one.optimizer.lr, one.sampling.temperature, one.evaluation.n) == (2e-6, 0.8, 16)
+
+
+def test_each_variant_is_ac2_but_for_its_own_fields():
+    base = configure("algorithm=ac2").algorithm
+    changed = {
+        "ac2_no_audit": {"audit_fraction"},
+        "ac2_no_group": {"audit_fraction", "grouped"},
+        "ac2_no_local_readiness": {"audit_fraction", "grouped", "readiness"},
+        "ac2_correct_only": {"replay"},
+        "ac2_short_chunks": {"chunk_tokens", "replay"},
+        "ac2_stale": {"replay"},
+        "ac2_no_reference": {"critic"},
+        "ac2_long_responses": {"max_new_tokens"},
+    }
+    for name, fields in changed.items():
+        variant = configure(f"algorithm={name}").algorithm
+        assert {f.name for f in dataclasses.fields(base) if getattr(base, f.name) != getattr(variant, f.name)} == fields, name
+    assert configure("algorithm=ac2_correct_only").algorithm.replay.least_reward == base.reference_reward
+    stale = configure("algorithm=ac2_stale").algorithm.replay
+    assert stale.refill_problems == stale.capacity == base.replay.refill_problems * stale.refill_every
+
+
+def test_a_stale_buffer_is_filled_at_once_and_a_correct_only_one_keeps_the_correct(tmp_path):
+    world = World([p.problem_id for p in PROBLEMS])
+    base = algorithm()
+    stale = dataclasses.replace(base, replay=dataclasses.replace(base.replay, refill_every=4, refill_problems=9, capacity=9))
+    coordinator = coordinator_of(tmp_path / "stale", stale)
+    held = []
+    for step in range(1, 10):
+        rows, _ = real_step(coordinator, stale, world, step)
+        assert sum(row["purpose"] == "refill" for row in rows) == (9 if step in (1, 5, 9) else 0)
+        held.append({t.step for t in coordinator.trajectories()})
+    assert held == [{1}] * 4 + [{5}] * 4 + [{9}]
+    correct = dataclasses.replace(base, replay=dataclasses.replace(base.replay, least_reward=6 / 7))
+    coordinator = coordinator_of(tmp_path / "correct", correct)
+    for step in range(1, 8):
+        real_step(coordinator, correct, world, step)
+    assert {t.reward for t in coordinator.trajectories()} == {1.0}

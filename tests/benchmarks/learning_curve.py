@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--experiment", help="name of the MLflow experiment; the world's unless given")
     parser.add_argument("--out", default="outputs/learning_curve.html")
     args, overrides = parser.parse_known_args()
+    overrides += [spec for spec in args.algorithms if "=" in spec.partition(",")[0]]
+    args.algorithms = [spec for spec in args.algorithms if spec not in overrides]
     client = mlflow.MlflowClient(args.uri)
     experiment = args.experiment or f"learning-curve-{args.world}"
     for seed in range(args.seeds):
