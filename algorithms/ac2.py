@@ -12,23 +12,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from algorithms.ac2_memory import AC2Memory, CriticConfig, critic_metrics
+from algorithms.contract import Learner, PlanState
 from algorithms.critic import CriticPrompt, critic_error, endpoint_advantages, group_target, round_to_grid
 from algorithms.readiness import PrefixError, ReadinessConfig, audited
 from algorithms.replay import Replay
 from algorithms.schedules import EntropyControl
-from algorithms.types import (
-    Credit,
-    CriticSettings,
-    Group,
-    Learner,
-    Metrics,
-    ObservedGroup,
-    PlanState,
-    Problem,
-    PromptRow,
-    TokenBatch,
-    mean_metrics,
-)
+from algorithms.types import Credit, CriticSettings, Group, Metrics, ObservedGroup, Problem, PromptRow, TokenBatch, mean_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from algorithms.advantages import group_advantages
+from algorithms.contract import Learner, PlanState
 from algorithms.replay import Replay
-from algorithms.types import Credit, Group, Learner, Metrics, ObservedGroup, PlanState, PromptRow, TokenBatch, mean_metrics
+from algorithms.types import Credit, Group, Metrics, ObservedGroup, PromptRow, TokenBatch, mean_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from algorithms.types import PlanState, Problem, PromptRow, StoredTrajectory
+from algorithms.contract import PlanState
+from algorithms.types import Problem, PromptRow, StoredTrajectory
 
 
 @dataclass(frozen=True)

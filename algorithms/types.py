@@ -1,4 +1,4 @@
-"""The contract between an algorithm and the loop that runs it: three verbs, and the records they exchange.
+"""The records that algorithms and the loop that runs them exchange.
 
 Nothing here knows of Ray, vLLM or a file: an algorithm can be read, tested and re-stated with torch and numpy alone. Planning and
 credit need numpy only, so torch (seconds to import) is loaded by what computes losses and by nothing else.
@@ -6,17 +6,15 @@ credit need numpy only, so torch (seconds to import) is loaded by what computes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from algorithms.critic import CriticPrompt
-    from algorithms.replay import Replay
 
 Metrics = dict[str, float]
 
@@ -141,51 +139,6 @@ class TokenBatch:
 Loss = Callable[[TokenBatch], "tuple[Tensor, dict[str, Tensor]]"]
 
 
-class PlanState(Protocol):
-    """What the coordinator lets `plan` see and draw from."""
-
-    @property
-    def round(self) -> int:
-        """Which round of the step is being planned, from 0."""
-        ...
-
-    @property
-    def step(self) -> int:
-        """The step that is being planned, from 1."""
-        ...
-
-    @property
-    def kept_groups(self) -> int:
-        """Groups of this step that are already generated and kept (0 in its first round)."""
-        ...
-
-    @property
-    def rng(self) -> np.random.Generator:
-        """Randomness of this round; the same in a run that was interrupted and resumed."""
-        ...
-
-    @property
-    def memory(self) -> Any:
-        """What the algorithm made with `new_memory`."""
-        ...
-
-    def fresh_problems(self, count: int) -> list[Problem]:
-        """The next `count` problems of the shuffled dataset, each once per epoch."""
-        ...
-
-    def problem(self, problem_id: str) -> Problem:
-        """A problem of the dataset by its id."""
-        ...
-
-    def trajectories(self) -> list[StoredTrajectory]:
-        """What the replay buffer holds, oldest first."""
-        ...
-
-    def prefix(self, trajectory: StoredTrajectory, cut: int) -> list[int]:
-        """The first `cut` response tokens of a stored trajectory."""
-        ...
-
-
 @dataclass(frozen=True)
 class Recalled:
     """What an algorithm's memory has for an update, once all groups of the step are in: schedules, and this rank's lessons."""
@@ -196,67 +149,6 @@ class Recalled:
     metrics: Metrics = field(default_factory=dict)
 
 
-class Learner(Protocol):
-    """What the trainer offers to `update`; every call is collective over the ranks."""
-
-    def receive(
-        self, groups: Iterable[dict], with_old_logprobs: bool, with_ref_logprobs: bool, with_prompt_entropy: bool = False
-    ) -> list[Sequence]:
-        """Take this rank's share of the step's groups as they arrive, computing log-probabilities meanwhile."""
-        ...
-
-    def minibatches(self, sequences: list[Sequence], count: int) -> list[list[Sequence]]:
-        """Split the step's global order of sequences into `count` equal parts; each rank gets its members of each."""
-        ...
-
-    def prompt_entropy(self, sequences: list[Sequence]) -> float | None:
-        """Mean entropy per token of responses with an empty prefix, over all ranks; None if there is none."""
-        ...
-
-    def step(
-        self, sequences: list[Sequence], loss: Loss, aggregation: str, with_entropy_grad: bool, measure_change: bool = False
-    ) -> Metrics:
-        """One optimizer step on the loss, aggregated over the tokens of all ranks; if asked `actor/update_norm` too."""
-        ...
-
-    def critic_step(self, examples: list[CriticExample], total_weight: float, lr: float) -> Metrics:
-        """One step of the critic's own optimizer on the same weights: the weighted mean over examples of their answers' negative
-        log-likelihood over `MAX_ANSWER_TOKENS`; with `critic/update_norm`."""
-        ...
-
-    def recall(self) -> Recalled:
-        """What the algorithm's memory has for this update, once all groups of the step are in."""
-        ...
-
-    def remember(self, values: Metrics) -> None:
-        """Leave values with the algorithm's memory, for the next steps."""
-        ...
-
-
-class Memory(Protocol):
-    """What an algorithm keeps between steps outside the weights; lives in the coordinator, and checkpoints carry it."""
-
-    def recall(self, rng: np.random.Generator) -> Recalled:
-        """What the update of a step needs, for all ranks together."""
-        ...
-
-    def remember(self, values: Metrics) -> None:
-        """Take what the update left."""
-        ...
-
-    def warnings(self) -> list[str]:
-        """What a user should know."""
-        ...
-
-    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """JSON-ready values and arrays, for a checkpoint."""
-        ...
-
-    def restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Become what `state` described."""
-        ...
-
-
 @dataclass(frozen=True)
 class CriticSettings:
     """What the loop does for an algorithm whose critic is the model itself: its optimizer on the shared weights."""
@@ -264,62 +156,6 @@ class CriticSettings:
     clip_grad_norm: float
     betas: tuple[float, float]
     eps: float
-
-
-class Algorithm(Protocol):
-    """What to roll out, how to credit it, and how to learn from it."""
-
-    name: ClassVar[str]
-
-    @property
-    def max_rounds(self) -> int:
-        """Times a step may ask for more groups."""
-        ...
-
-    @property
-    def max_new_tokens(self) -> int:
-        """The response budget."""
-        ...
-
-    @property
-    def replay(self) -> Replay | None:
-        """The replay buffer it plans from, if any."""
-        ...
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether `update` reads the log-probabilities of the initial model."""
-        ...
-
-    @property
-    def trains_on_refills(self) -> bool:
-        """Whether `update` wants to see the rollouts that refill the replay buffer."""
-        ...
-
-    @property
-    def critic_optimizer(self) -> CriticSettings | None:
-        """The optimizer of a critic that is the model itself, if there is one."""
-        ...
-
-    def new_memory(self, prompt: CriticPrompt | None, context_limit: int) -> Memory | None:
-        """What it remembers between steps, as a new run begins; None if nothing."""
-        ...
-
-    def plan(self, state: PlanState) -> list[PromptRow]:
-        """The rows of one round of a step; none when the step needs no more."""
-        ...
-
-    def credit(self, group: Group) -> Credit:
-        """Advantages within one finished group."""
-        ...
-
-    def observe(self, memory: Any, groups: list[ObservedGroup], rng: np.random.Generator) -> Metrics:
-        """Take a step's groups into the memory, in their order, before the update asks it."""
-        ...
-
-    def update(self, learner: Learner, groups: Iterable[dict]) -> Metrics:
-        """The optimizer steps, in the paper's order."""
-        ...
 
 
 def mean_metrics(metrics: list[Metrics]) -> Metrics:

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from algorithms import ALGORITHMS
+from algorithms.contract import Algorithm
 from algorithms.critic import MAX_ANSWER_TOKENS, CriticPrompt
-from algorithms.types import Algorithm
 from pipelines.critic_queries import CriticQueries
 from pipelines.data import DataConfig
 from pipelines.engine import EngineConfig, Sampling

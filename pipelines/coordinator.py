@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from algorithms.contract import Algorithm
 from algorithms.critic import CriticPrompt
 from algorithms.flops import DecodingCost
-from algorithms.types import Algorithm, Problem, PromptRow, Recalled, StoredTrajectory
+from algorithms.types import Problem, PromptRow, Recalled, StoredTrajectory
 from pipelines import checkpoint, schema
 from pipelines.engine import Sampling
 from pipelines.evaluation import EvaluationConfig, evaluation_metrics, mean_score

@@ -41,7 +41,7 @@ class MemoryLink(Protocol):
 
 
 class Learner:
-    """Implements `algorithms.types.Learner` on this rank's shard of the policy."""
+    """Implements `algorithms.contract.Learner` on this rank's shard of the policy."""
 
     def __init__(
         self,

@@ -18,7 +18,8 @@ from ray.data import Dataset
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from algorithms.types import Algorithm, Group
+from algorithms.contract import Algorithm
+from algorithms.types import Group
 from pipelines import schema
 from pipelines.critic_queries import CriticQueries
 from pipelines.engine import Sampling

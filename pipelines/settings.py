@@ -12,7 +12,7 @@ from typing import Any, cast
 import ray
 from ray.actor import ActorHandle
 
-from algorithms.types import Algorithm
+from algorithms.contract import Algorithm
 from pipelines.engine_pool import EnginePool
 from pipelines.evaluation import EvaluationConfig
 from pipelines.progress import root_cause

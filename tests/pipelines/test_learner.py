@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from algorithms.types import Algorithm, CriticExample, CriticSettings, Recalled
+from algorithms.contract import Algorithm
+from algorithms.types import CriticExample, CriticSettings, Recalled
 from pipelines import model as model_module
 from pipelines import train_state
 from pipelines.batching import sequences_of
