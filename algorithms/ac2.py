@@ -147,11 +147,12 @@ class AC2:
                 audits.append(error)
         new = memory.readiness.complete_step(errors, memory.bank)
         memory.add_references(groups, self.reference_reward, rng)
-        memory.note_answers([group.prefix_value for group in sampled])
+        critic = critic_metrics(memory, errors, sampled)
+        memory.note_answers([group.prefix_value for group in sampled], critic.get("ac2/rank_correlation"))
         metrics = {"ac2/newly_ready": float(len(new)), "ac2/ready_fraction": float(np.mean(were_ready)) if were_ready else 0.0}
         if audits:
             metrics["ac2/audit_mae"] = float(np.mean(audits))
-        return metrics | critic_metrics(memory, errors, sampled)
+        return metrics | critic
 
     # -- line 14: actor, critic, actor -------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from algorithms.schedules import CriticRate, EntropyControl
 from algorithms.types import CriticExample, Metrics, ObservedGroup, Recalled
 
 NEVER_VALID_STEPS = 3  # steps without one grid value from the critic after which a run says so
+BLIND_STEPS, BLIND_CORRELATION = 5, 0.3  # steps of so low a rank correlation, with problems ready, after which a run says so
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class AC2Memory:
         self.bank: dict[str, np.ndarray] = {}  # a reference solution per problem, never replaced
         self.pairs: deque[Pair] = deque(maxlen=critic.buffer_pairs)
         self.clip_offset, self.critic_lr, self.streak = entropy.initial, critic.rate.initial, 0
-        self.steps_without_value = 0
+        self.steps_without_value = self.blind_steps = 0
 
     # -- what a step brings --------------------------------------------------------------------------------------------
 
@@ -76,11 +77,13 @@ class AC2Memory:
             self.bank[problem_id] = self.prompt.solution(np.concatenate([group.prefix_ids, group.response(i)]))
         return len(chosen)
 
-    def note_answers(self, predictions: Sequence[float | None]) -> None:
-        """Whether the critic answers with grid values at all."""
+    def note_answers(self, predictions: Sequence[float | None], correlation: float | None) -> None:
+        """Whether the critic answers with grid values at all, and whether they rank states: their rank correlation with targets."""
         if predictions:
             none = all(prediction is None for prediction in predictions)
             self.steps_without_value = self.steps_without_value + 1 if none else 0
+        blind = bool(self.readiness.ready) and correlation is not None and correlation < BLIND_CORRELATION
+        self.blind_steps = self.blind_steps + 1 if blind else 0
 
     # -- what an update asks -------------------------------------------------------------------------------------------
 
@@ -125,12 +128,19 @@ class AC2Memory:
 
     def warnings(self) -> list[str]:
         """What a user should know."""
-        if self.steps_without_value < NEVER_VALID_STEPS:
-            return []
-        return [
-            f"the critic has answered with no grid value for {self.steps_without_value} steps: no problem can become ready, and "
-            "the run is one of Prefix GRPO; look at model.critic_prompt, or fine-tune the model on values first (pipelines.sft)"
-        ]
+        found = []
+        if self.steps_without_value >= NEVER_VALID_STEPS:
+            found.append(
+                f"the critic has answered with no grid value for {self.steps_without_value} steps: no problem can become ready, "
+                "and the run is one of Prefix GRPO; look at model.critic_prompt, or fine-tune the model on values first (pipelines.sft)"
+            )
+        if self.blind_steps >= BLIND_STEPS:
+            found.append(
+                f"for {self.blind_steps} steps the critic's values have hardly ranked the states (ac2/rank_correlation below "
+                f"{BLIND_CORRELATION}), however small its error: it may be near a constant; audit more, or lower "
+                "algorithm.readiness.local_threshold"
+            )
+        return found
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -142,6 +152,7 @@ class AC2Memory:
             "critic_lr": self.critic_lr,
             "streak": self.streak,
             "steps_without_value": self.steps_without_value,
+            "blind_steps": self.blind_steps,
             "bank": list(self.bank),
             "pairs": [[pair.problem_id, pair.target] for pair in self.pairs],
         }
@@ -156,7 +167,7 @@ class AC2Memory:
         """Become what `state` described."""
         self.readiness = Readiness.restored(self.readiness.config, values["readiness"])
         self.remember(values)
-        self.steps_without_value = values["steps_without_value"]
+        self.steps_without_value, self.blind_steps = values["steps_without_value"], values["blind_steps"]
         self.bank = dict(zip(values["bank"], unpacked("bank", arrays), strict=True))
         prompts, prefixes = unpacked("pair_prompts", arrays), unpacked("pair_prefixes", arrays)
         pairs = zip(values["pairs"], prompts, prefixes, strict=True)

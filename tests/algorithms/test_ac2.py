@@ -277,6 +277,22 @@ def test_a_critic_without_values_makes_it_prefix_grpo_and_says_so(tmp_path):
     assert "no grid value for 7 steps" in coordinator.progress()["warnings"][0]
 
 
+def test_a_critic_that_is_a_constant_is_said_to_be_blind_however_small_its_error():
+    chosen = algorithm()
+    memory = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100)
+    for correlation in (0.1,) * 6:
+        memory.note_answers([0.9], correlation)
+    assert memory.warnings() == []  # nothing is trusted to it yet
+    memory.readiness.ready.add("p00")
+    for correlation in (0.1, 0.2, 0.29, 0.0, -0.3):
+        assert memory.warnings() == []
+        memory.note_answers([0.9], correlation)
+    (warning,) = memory.warnings()
+    assert "for 5 steps the critic's values have hardly ranked the states" in warning
+    memory.note_answers([0.9], 0.5)
+    assert memory.warnings() == []
+
+
 def test_single_chunks_come_from_separate_prefixes_of_ready_problems(tmp_path):
     world, chosen = World([p.problem_id for p in PROBLEMS]), algorithm(grouped=False, audit_fraction=0.0)
     coordinator = coordinator_of(tmp_path, chosen)

@@ -48,16 +48,17 @@ def worst_difference(model, completion, prompt):
     worst = 0.0
     for ids, logprobs in zip(completion["response_ids"], completion["rollout_logprobs"], strict=True):
         with torch.no_grad():
-            expected, _ = logprobs_of(model, prompt, ids, SAMPLING.temperature)
+            expected, _ = logprobs_of(model, prompt, ids.tolist(), SAMPLING.temperature)
         worst = max(worst, (expected - torch.tensor(logprobs)).abs().max().item())
     return worst
 
 
 def test_continuations_lengths_seeds_and_text(pool):
     first, again, other = pool.generate([row(0), row(1), row(2, seed=8)], SAMPLING)
-    assert first["response_ids"] == again["response_ids"]
-    assert first["response_ids"] != other["response_ids"]
-    assert len({tuple(ids) for ids in first["response_ids"]}) == 4  # each continuation has a seed of its own
+    ids_of = [[tuple(ids.tolist()) for ids in one["response_ids"]] for one in (first, again, other)]
+    assert ids_of[0] == ids_of[1]
+    assert ids_of[0] != ids_of[2]
+    assert len(set(ids_of[0])) == 4  # each continuation has a seed of its own
     for ids, logprobs, reason in zip(first["response_ids"], first["rollout_logprobs"], first["finish_reason"], strict=True):
         assert len(ids) == len(logprobs)
         assert (reason == "stop") == (ids[-1] == 1)
