@@ -132,7 +132,8 @@ class AC2Memory:
         if self.steps_without_value >= NEVER_VALID_STEPS:
             found.append(
                 f"the critic has answered with no grid value for {self.steps_without_value} steps: no problem can become "
-                "ready, and the run is one of Prefix GRPO; look at model.critic_prompt, or fine-tune the model on values first (pipelines.sft)"
+                "ready, and the run is one of Prefix GRPO; look at model.critic_prompt, or fine-tune the model on values first "
+                "(pipelines.sft)"
             )
         if self.blind_steps >= BLIND_STEPS:
             found.append(
