@@ -2,5 +2,6 @@
 
 from algorithms.ac2 import AC2
 from algorithms.grpo import GRPO
+from algorithms.ppo import PPO
 
-ALGORITHMS = {"ac2": AC2, "grpo": GRPO}
+ALGORITHMS = {"ac2": AC2, "grpo": GRPO, "ppo": PPO}

@@ -32,6 +32,7 @@ class AC2:
     minibatches: ClassVar[int] = 2  # the critic's update goes between the two
     needs_reference: ClassVar[bool] = False
     trains_on_refills: ClassVar[bool] = True  # for the entropy of responses from the prompt
+    critic_model: ClassVar[None] = None
 
     problems_per_step: int  # n_batch: replayed prefixes
     group_size: int  # g
@@ -158,7 +159,9 @@ class AC2:
 
     def update(self, learner: Learner, groups: Iterable[dict]) -> Metrics:
         """First actor minibatch, the critic, second actor minibatch: one after another on shared weights, with two optimizers."""
-        batch = learner.receive(groups, with_old_logprobs=True, with_ref_logprobs=False, with_prompt_entropy=True)
+        batch = learner.receive(
+            groups, with_old_logprobs=True, with_ref_logprobs=False, logprobs_of=lambda s: s.actor_mask or s.from_prompt
+        )
         recalled = learner.recall()
         entropy = learner.prompt_entropy(batch)
         offset = self.entropy.next_offset(recalled.values["clip_offset"], entropy)

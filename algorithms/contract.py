@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from algorithms.types import (
     Credit,
     CriticExample,
+    CriticModelSettings,
     CriticSettings,
     Group,
     Loss,
@@ -20,11 +21,17 @@ from algorithms.types import (
     Recalled,
     Sequence,
     StoredTrajectory,
+    ValueLoss,
 )
 
 if TYPE_CHECKING:
     from algorithms.critic import CriticPrompt
     from algorithms.replay import Replay
+
+
+def has_actor_loss(sequence: Sequence) -> bool:
+    """The sequences whose log-probabilities an actor's loss needs."""
+    return sequence.actor_mask
 
 
 class PlanState(Protocol):
@@ -75,10 +82,29 @@ class PlanState(Protocol):
 class Learner(Protocol):
     """What the trainer offers to `update`; every call is collective over the ranks."""
 
+    @property
+    def batches(self) -> int:
+        """Rollout batches received in this run, the one in hand included."""
+        ...
+
     def receive(
-        self, groups: Iterable[dict], with_old_logprobs: bool, with_ref_logprobs: bool, with_prompt_entropy: bool = False
+        self,
+        groups: Iterable[dict],
+        with_old_logprobs: bool,
+        with_ref_logprobs: bool,
+        with_values: bool = False,
+        logprobs_of: Callable[[Sequence], bool] = has_actor_loss,
     ) -> list[Sequence]:
-        """Take this rank's share of the step's groups as they arrive, computing log-probabilities meanwhile."""
+        """Take this rank's share of the step's groups as they arrive, computing meanwhile the log-probabilities of the sequences
+        that `logprobs_of` picks, and the critic model's values of those that it learns from."""
+        ...
+
+    def total(self, values: list[float]) -> list[float]:
+        """Each number summed over all ranks."""
+        ...
+
+    def gather(self, items: list[Any]) -> list[Any]:
+        """The items of all ranks, the same list on each."""
         ...
 
     def minibatches(self, sequences: list[Sequence], count: int) -> list[list[Sequence]]:
@@ -93,6 +119,10 @@ class Learner(Protocol):
         self, sequences: list[Sequence], loss: Loss, aggregation: str, with_entropy_grad: bool, measure_change: bool = False
     ) -> Metrics:
         """One optimizer step on the loss, aggregated over the tokens of all ranks; if asked `actor/update_norm` too."""
+        ...
+
+    def value_step(self, sequences: list[Sequence], loss: ValueLoss, lr: float) -> Metrics:
+        """One step of the critic model's optimizer on the loss of its states, weighted, over the number of states of all ranks."""
         ...
 
     def critic_step(self, examples: list[CriticExample], total_weight: float, lr: float) -> Metrics:
@@ -166,6 +196,11 @@ class Algorithm(Protocol):
     @property
     def critic_optimizer(self) -> CriticSettings | None:
         """The optimizer of a critic that is the model itself, if there is one."""
+        ...
+
+    @property
+    def critic_model(self) -> CriticModelSettings | None:
+        """The critic, if it is a model of its own."""
         ...
 
     def new_memory(self, prompt: CriticPrompt | None, context_limit: int) -> Memory | None:

@@ -13,64 +13,35 @@ import numpy as np
 
 from algorithms.advantages import group_advantages
 from algorithms.contract import Learner, PlanState
+from algorithms.policy_update import PolicyUpdate
 from algorithms.replay import Replay
-from algorithms.types import Credit, Group, Metrics, ObservedGroup, PromptRow, TokenBatch, mean_metrics
+from algorithms.types import Credit, Group, Metrics, ObservedGroup, PromptRow
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from algorithms.critic import CriticPrompt
-
-AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-KL_ESTIMATORS = ("none", "k1", "k2", "k3")
 
 
 @dataclass(frozen=True)
-class GRPO:
+class GRPO(PolicyUpdate):
     """GRPO and, by its fields, DAPO (dynamic sampling, clip-higher, overlong filtering) and Dr. GRPO."""
 
     name: ClassVar[str] = "grpo"
+    trains_on_refills: ClassVar[bool] = False
+    critic_optimizer: ClassVar[None] = None
+    critic_model: ClassVar[None] = None
 
-    problems_per_step: int
-    group_size: int
-    max_new_tokens: int
     normalize_std: bool  # divide advantages by the group's standard deviation
-    minibatches: int  # optimizer steps per epoch over the step's batch
-    epochs: int
-    loss_aggregation: str  # token-mean | seq-mean-token-mean | seq-mean-token-sum-norm
-    clip_low: float
-    clip_high: float
-    dual_clip: float | None
-    kl_estimator: str  # none | k1 | k2 | k3, against the initial model
-    kl_coef: float
-    entropy_coef: float
-    importance_cap: float | None  # token TIS between engine and trainer log-probabilities; null turns it off
     dynamic_sampling: bool  # replace groups whose rewards are all equal
     max_rounds: int  # rounds of replacement, the first included
     overlong_filter: bool  # truncated responses get no loss
     replay: Replay | None = None  # start from prefixes of past rollouts; null starts from the prompts
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.group_size < 2:
             raise ValueError(f"algorithm.group_size={self.group_size}: a group baseline needs at least 2 continuations.")
-        if self.problems_per_step * self.group_size % self.minibatches:
-            raise ValueError(
-                f"algorithm.minibatches={self.minibatches} does not divide the {self.problems_per_step} x {self.group_size} "
-                "continuations of a step: change problems_per_step, group_size or minibatches."
-            )
-        if self.loss_aggregation not in AGGREGATIONS:
-            raise ValueError(f"algorithm.loss_aggregation={self.loss_aggregation}: use one of {', '.join(AGGREGATIONS)}.")
-        if self.kl_estimator not in KL_ESTIMATORS:
-            raise ValueError(f"algorithm.kl_estimator={self.kl_estimator}: use one of {', '.join(KL_ESTIMATORS)}.")
         if self.max_rounds > 1 and not self.dynamic_sampling:
             raise ValueError("algorithm.max_rounds above 1 has no effect without algorithm.dynamic_sampling=true.")
-
-    trains_on_refills: ClassVar[bool] = False
-    critic_optimizer: ClassVar[None] = None
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.kl_estimator != "none"
 
     def new_memory(self, prompt: CriticPrompt | None, context_limit: int) -> None:
         """It remembers nothing."""
@@ -98,24 +69,5 @@ class GRPO:
 
     def update(self, learner: Learner, groups: Iterable[dict]) -> Metrics:
         """Old log-probabilities as groups arrive, then `epochs` x `minibatches` clipped steps."""
-        batch = learner.receive(groups, with_old_logprobs=True, with_ref_logprobs=self.needs_reference)
-        return mean_metrics(
-            [
-                learner.step(minibatch, self.loss, self.loss_aggregation, with_entropy_grad=self.entropy_coef != 0)
-                for _ in range(self.epochs)
-                for minibatch in learner.minibatches(batch, self.minibatches)
-            ]
-        )
-
-    def loss(self, tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Clipped surrogate x TIS weight, plus KL penalty, minus entropy bonus; per token."""
-        from algorithms.losses import kl_penalty, policy_gradient_loss
-
-        loss, logged = policy_gradient_loss(tokens, self.clip_low, self.clip_high, self.dual_clip, self.importance_cap)
-        if self.kl_estimator != "none":
-            kl = kl_penalty(tokens.logprobs, tokens.ref_logprobs, self.kl_estimator)
-            loss = loss + self.kl_coef * kl
-            logged["actor/kl_loss"] = kl.detach()
-        if self.entropy_coef:
-            loss = loss - self.entropy_coef * tokens.entropy
-        return loss, logged
+        batch = learner.receive(groups, with_old_logprobs=self.needs_old_logprobs, with_ref_logprobs=self.needs_reference)
+        return self.improve(learner, batch)

@@ -6,6 +6,7 @@ credit need numpy only, so torch (seconds to import) is loaded by what computes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from algorithms.value_heads import ValueBatch, ValueHead
 
 
 Metrics = dict[str, float]
@@ -76,6 +79,8 @@ class Credit:
     actor_mask: np.ndarray  # bool, False keeps a continuation out of the actor's loss
     keep: bool = True  # False: the group teaches nothing and may be replaced
     critic_target: float | None = None  # what the critic shall say of the state
+    critic_mask: np.ndarray | None = None  # bool, what a critic model learns from; None: nothing
+    return_std: float | None = None  # spread of the group's returns; None where it is not known or not asked for
 
 
 @dataclass(frozen=True)
@@ -109,13 +114,20 @@ class Sequence:
     ids: np.ndarray  # int, [prompt + prefix + response]
     prompt_length: int  # prompt + prefix: tokens that get no loss
     rollout_logprobs: np.ndarray  # float, [response], by the engine
-    advantage: float
+    advantage: float | np.ndarray  # of the response, or [response] of its tokens
     actor_mask: bool = True
+    group: int = 0  # the row it belongs to
+    reward: float = math.nan  # NaN where there is none
+    critic_mask: bool = False  # whether a critic model learns from it
+    return_std: float | None = None  # of its group
+    critic_weight: float = 1.0  # in the critic model's loss
     is_refill: bool = False  # of a rollout for the replay buffer: in no minibatch
     from_prompt: bool = True  # its prefix is empty
     entropy: float | None = None  # nats, summed over the response, by the trainer before this step's first update
     old_logprobs: np.ndarray | None = None  # float, [response], by the trainer before this step's first update
     ref_logprobs: np.ndarray | None = None  # float, [response], by the reference model
+    values: np.ndarray | None = None  # float, [response], by the critic model before this step's first update
+    returns: np.ndarray | None = None  # float, [response], its targets
 
     @property
     def response_length(self) -> int:
@@ -132,11 +144,13 @@ class TokenBatch:
     rollout_logprobs: Tensor
     ref_logprobs: Tensor
     advantages: Tensor
+    rewards: Tensor  # of the whole response, at each of its tokens
 
 
 # A loss maps a token batch to its per-token loss and to per-token quantities worth logging (token means, or maxima for
 # names ending in "max").
 Loss = Callable[[TokenBatch], "tuple[Tensor, dict[str, Tensor]]"]
+ValueLoss = Callable[["ValueBatch"], "tuple[Tensor, dict[str, Tensor]]"]
 
 
 @dataclass(frozen=True)
@@ -156,6 +170,19 @@ class CriticSettings:
     clip_grad_norm: float
     betas: tuple[float, float]
     eps: float
+
+
+@dataclass(frozen=True)
+class CriticModelSettings:
+    """What the loop does for an algorithm whose critic is a model of its own: where it begins, its head, its optimizer."""
+
+    path: str | None  # a model folder or a critic of another run's checkpoint; None: where the policy begins
+    head: ValueHead
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    clip_grad_norm: float
+    lr_warmup_steps: int
 
 
 def mean_metrics(metrics: list[Metrics]) -> Metrics:

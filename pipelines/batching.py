@@ -32,6 +32,10 @@ def sequences_of(row: dict[str, Any]) -> list[Sequence]:
                 actor_mask=bool(row["actor_mask"][j]),
                 is_refill=row["purpose"] == "refill",
                 from_prompt=not len(row["prefix_ids"]),
+                group=row["row_id"],
+                reward=float("nan") if row["reward"][j] is None else float(row["reward"][j]),
+                critic_mask=bool(row["critic_mask"][j]),
+                return_std=row["return_std"],
             )
         )
     return sequences
@@ -42,7 +46,7 @@ TRAINED = ("prompt_ids", "prefix_ids", "response_ids", "rollout_logprobs")
 
 def trainer_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     """What the trainer needs of credited rows; their tokens stay arrays, as Python objects those of a long step fill gigabytes."""
-    light = table.select(["row_id", "purpose", "advantage", "actor_mask"]).to_pylist()
+    light = table.select(["row_id", "purpose", "reward", "advantage", "actor_mask", "critic_mask", "return_std"]).to_pylist()
     columns = {name: table[name].combine_chunks() for name in TRAINED}
     for i, row in enumerate(light):
         yield row | {name: _arrays(columns[name][i].values) for name in TRAINED}

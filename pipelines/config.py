@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from algorithms import ALGORITHMS
 from algorithms.contract import Algorithm
 from algorithms.critic import MAX_ANSWER_TOKENS, CriticPrompt
+from pipelines.critic_folder import check_critic
 from pipelines.critic_queries import CriticQueries
 from pipelines.data import DataConfig
 from pipelines.engine import EngineConfig, Sampling
@@ -48,6 +49,7 @@ class TaskConfig:
     validation: DataConfig
     max_prompt_tokens: int
     max_new_tokens: int
+    reward_range: tuple[float, float] | None  # null: not known
     complete_answer: str | None  # pattern of one in a response's text: a chunk that holds it is the judge's, not the critic's
 
 
@@ -180,6 +182,8 @@ def build(tree: dict[str, Any]) -> RunConfig:
     name = algorithm_tree.pop("name")
     if name not in ALGORITHMS:
         raise ConfigError(f"algorithm.name={name}: use one of {', '.join(ALGORITHMS)}.")
+    if (critic := algorithm_tree.get("critic", {})).get("path") is not None:
+        algorithm_tree["critic"] = critic | {"path": str(Path(critic["path"]).resolve())}
     task, cluster = tree["task"], tree["cluster"]
     config = RunConfig(
         algorithm=make(ALGORITHMS[name], algorithm_tree, "algorithm"),
@@ -189,6 +193,7 @@ def build(tree: dict[str, Any]) -> RunConfig:
             validation=make(DataConfig, task["validation"], "task.validation"),
             max_prompt_tokens=task["max_prompt_tokens"],
             max_new_tokens=task["max_new_tokens"],
+            reward_range=tuple(task["reward_range"]) if task["reward_range"] is not None else None,
             complete_answer=task["complete_answer"],
         ),
         model=make(ModelConfig, resolve_model(tree["model"]), "model"),
@@ -249,7 +254,11 @@ def make(kind: type[T], values: dict[str, Any], where: str) -> T:
     }
     for name, value in values.items():
         _check_type(f"{where}.{name}", value, str(fields[name].type))
-    return kind(**{name: tuple(value) if get_origin(hints[name]) is tuple else value for name, value in values.items()})
+    return kind(**{name: tuple(value) if isinstance(value, list) and _is_tuple(hints[name]) else value for name, value in values.items()})
+
+
+def _is_tuple(hint: Any) -> bool:
+    return any(get_origin(one) is tuple for one in (hint, *get_args(hint)))
 
 
 def _nested(hint: Any) -> Any:
@@ -280,6 +289,8 @@ def _check(config: RunConfig) -> None:
     if config.algorithm.replay is None and (config.replay_buffer.url or config.replay_buffer.start_from):
         raise ConfigError("replay_buffer has no effect on an algorithm that replays nothing; use algorithm=prefix_grpo.")
     model = read_model_config(config.model.path)
+    if (critic := config.algorithm.critic_model) is not None and critic.path is not None:
+        check_critic(critic.path, critic.head.outputs, config.model.path)
     context = model.get("max_position_embeddings")
     if context is not None and config.max_model_len > context:
         raise ConfigError(

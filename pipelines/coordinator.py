@@ -342,8 +342,13 @@ class Coordinator:
         }
 
     def _warnings(self) -> list[str]:
-        skipped = [] if self._replay is None else [f"replay buffer file skipped: {why}" for why in self._replay.skipped]
-        return skipped + (self.memory.warnings() if self.memory is not None else [])
+        found = [] if self._replay is None else [f"replay buffer file skipped: {why}" for why in self._replay.skipped]
+        if self._last.get("actor/empty_minibatches"):
+            found.append(
+                f"step {self._last['training/global_step']:.0f}: an actor minibatch had no response to learn from (all truncated and "
+                "filtered, or without a reward), so its step was skipped"
+            )
+        return found + (self.memory.warnings() if self.memory is not None else [])
 
     def checkpointed(self, step: int, path: str) -> None:
         """Name the newest checkpoint in the run's tags."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -14,18 +13,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
+from algorithms.contract import has_actor_loss
 from algorithms.critic import MAX_ANSWER_TOKENS
 from algorithms.losses import BatchTotals, token_weight
-from algorithms.types import CriticExample, CriticSettings, Loss, Metrics, Recalled, Sequence, TokenBatch
+from algorithms.types import (
+    CriticExample,
+    CriticModelSettings,
+    CriticSettings,
+    Loss,
+    Metrics,
+    Recalled,
+    Sequence,
+    TokenBatch,
+    ValueLoss,
+)
 from pipelines.batching import microbatches, pad, sequences_of, split_like
-from pipelines.model import Policy, load_policy, sync_gradients
+from pipelines.collectives import Ranks
+from pipelines.model import Policy, load_policy
+from pipelines.optimization import Meter, Optimizer, accumulate, column
 from pipelines.settings import ModelConfig, OptimizerConfig
-
-
-class NonFiniteError(RuntimeError):
-    """Too many optimizer steps in a row had a non-finite loss or gradient."""
+from pipelines.value_model import Critic
 
 
 class MemoryLink(Protocol):
@@ -55,27 +63,52 @@ class Learner:
         stream_timeout_s: float = 3600.0,
         reference_path: str | None = None,
         critic: CriticSettings | None = None,
+        critic_model: CriticModelSettings | None = None,
         memory: MemoryLink | None = None,
     ) -> None:
         self.stream_timeout_s = stream_timeout_s
         self.config, self.model, self.device, self.memory = optimizer, model, device, memory
-        self.temperature = temperature
-        self.mesh: DeviceMesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        self.policy = load_policy(model, self.mesh, device)
+        self.temperature, self.horizon, self.max_tokens = temperature, horizon, max_tokens
+        self.ranks = Ranks(device)
+        mesh: DeviceMesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        self.policy = load_policy(model, mesh, device)
         self.reference: Policy | None = None
         if reference_path is not None:
             reference = ModelConfig(reference_path, model.dtype, gradient_checkpointing=False)
-            self.reference = load_policy(reference, self.mesh, device).eval().requires_grad_(False)
-        self.trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.trained, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay
+            self.reference = load_policy(reference, mesh, device).eval().requires_grad_(False)
+        trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        self.optimizer = Optimizer(
+            trained,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            clip_grad_norm=optimizer.clip_grad_norm,
+            max_nonfinite_steps=optimizer.max_nonfinite_steps,
         )
-        self.critic, self.critic_optimizer = critic, None
+        self.critic_optimizer: Optimizer | None = None
         if critic is not None:  # on the same weights as the actor's (AC2 Appendix C, Optimization)
-            self.critic_optimizer = torch.optim.AdamW(self.trained, betas=critic.betas, eps=critic.eps, weight_decay=0.0)
-        self.horizon, self.max_tokens = horizon, max_tokens
-        self.updates = 0  # optimizer steps taken
-        self.nonfinite_in_a_row = 0
+            self.critic_optimizer = Optimizer(
+                trained,
+                betas=critic.betas,
+                eps=critic.eps,
+                weight_decay=0.0,
+                clip_grad_norm=critic.clip_grad_norm,
+                max_nonfinite_steps=optimizer.max_nonfinite_steps,
+            )
+        self.critic: Critic | None = None
+        if critic_model is not None:
+            begins_as = ModelConfig(critic_model.path or model.path, model.dtype, model.gradient_checkpointing)
+            self.critic = Critic(
+                critic_model,
+                begins_as,
+                mesh,
+                self.ranks,
+                max_tokens=max_tokens,
+                max_nonfinite_steps=optimizer.max_nonfinite_steps,
+                spent=self._spent,
+            )
+        self.batches = 0  # rollout batches received
+        self.updates = 0  # optimizer steps of the actor
         self.timings: Metrics = {}  # seconds by activity, for the loop to read and clear
 
     # -- the primitives ----------------------------------------------------------------------------------------------
@@ -85,14 +118,15 @@ class Learner:
         groups: Iterable[dict[str, Any]],
         with_old_logprobs: bool,
         with_ref_logprobs: bool,
-        with_prompt_entropy: bool = False,
+        with_values: bool = False,
+        logprobs_of: Callable[[Sequence], bool] = has_actor_loss,
     ) -> list[Sequence]:
-        """Collect this rank's sequences, computing log-probabilities for those that are here while others still generate.
+        """Collect this rank's sequences, computing what is asked for of those that are here while others still generate.
 
         Forwards are collective, so ranks go in lockstep: each round every rank brings a full micro-batch, or what it has at its
-        stream's end, or nothing. Sequences without a part in the actor's loss are kept out of the forwards, unless they start from
-        the prompt and the entropy of those is asked for.
+        stream's end, or nothing.
         """
+        self.batches += 1
         sequences: list[Sequence] = []
         stream = _in_background(groups, self.stream_timeout_s)
         waiting: list[Sequence] = []
@@ -105,21 +139,27 @@ class Learner:
                     break
                 arrived = sequences_of(row)
                 sequences.extend(arrived)
-                if with_old_logprobs or with_ref_logprobs:
-                    waiting.extend(s for s in arrived if s.actor_mask or (with_prompt_entropy and s.from_prompt))
-            started = time.perf_counter()
-            batches = microbatches(waiting, self.max_tokens)
+                waiting.extend(arrived)
+            asked = [s for s in waiting if logprobs_of(s)]
+            if with_old_logprobs:
+                self._forward_all(asked, "old_log_prob", lambda batch: self._store_logprobs(self.policy, batch, "old_logprobs"))
+            if with_ref_logprobs and (reference := self.reference) is not None:
+                self._forward_all(asked, "ref", lambda batch: self._store_logprobs(reference, batch, "ref_logprobs"))
+            if with_values and (critic := self.critic) is not None:
+                self._forward_all([s for s in waiting if s.critic_mask], "values", critic.store_values)
             waiting = []
-            rounds, unfinished = self._max([len(batches), float(not exhausted)])
-            for i in range(int(rounds)):
-                batch = batches[i] if i < len(batches) else []
-                if with_old_logprobs:
-                    self._store_logprobs(self.policy, batch, "old_logprobs")
-                if with_ref_logprobs and self.reference is not None:
-                    self._store_logprobs(self.reference, batch, "ref_logprobs")
-            self._spent("old_log_prob", started)
+            (unfinished,) = self.ranks.largest([float(not exhausted)])
             if not unfinished:
                 return sequences
+
+    def _forward_all(self, sequences: list[Sequence], name: str, forward: Callable[[list[Sequence]], None]) -> None:
+        """A forward of every micro-batch; ranks that have fewer bring empty ones."""
+        started = time.perf_counter()
+        batches = microbatches(sequences, self.max_tokens)
+        (rounds,) = self.ranks.largest([len(batches)])
+        for i in range(int(rounds)):
+            forward(batches[i] if i < len(batches) else [])
+        self._spent(name, started)
 
     def minibatches(self, sequences: list[Sequence], count: int) -> list[list[Sequence]]:
         """Split the step's order of sequences (by `index`, over all ranks) into `count` parts of equal size, give or take one.
@@ -127,18 +167,24 @@ class Learner:
         Rollouts that only refill the replay buffer are in none.
         """
         sequences = [s for s in sequences if not s.is_refill]
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, [s.index for s in sequences])
-        order = {index: place for place, index in enumerate(sorted(i for part in gathered for i in part))}
+        order = {index: place for place, index in enumerate(sorted(self.ranks.gather([s.index for s in sequences])))}
         parts: list[list[Sequence]] = [[] for _ in range(count)]
         for sequence in sorted(sequences, key=lambda s: s.index):
             parts[order[sequence.index] * count // len(order)].append(sequence)
         return parts
 
+    def total(self, values: list[float]) -> list[float]:
+        """Each number summed over all ranks."""
+        return self.ranks.total(values)
+
+    def gather(self, items: list[Any]) -> list[Any]:
+        """The items of all ranks, the same list on each."""
+        return self.ranks.gather(items)
+
     def prompt_entropy(self, sequences: list[Sequence]) -> float | None:
         """Mean entropy per token of responses with an empty prefix, over all ranks; None if there is none (AC2 equation 9)."""
         own = [s for s in sequences if s.from_prompt and s.entropy is not None]
-        total, tokens = self._sum([sum(s.entropy or 0.0 for s in own), sum(s.response_length for s in own)])
+        total, tokens = self.ranks.total([sum(s.entropy or 0.0 for s in own), sum(s.response_length for s in own)])
         return total / tokens if tokens else None
 
     def recall(self) -> Recalled:
@@ -157,41 +203,46 @@ class Learner:
         """One optimizer step: accumulate gradients over micro-batches, clip, update; skipped everywhere if not finite."""
         started = time.perf_counter()
         sequences = [s for s in sequences if s.actor_mask and s.response_length]
-        tokens, count = self._sum([sum(s.response_length for s in sequences), len(sequences)])
+        tokens, count = self.ranks.total([sum(s.response_length for s in sequences), len(sequences)])
         if not count:
             return {"actor/empty_minibatches": 1.0} | ({"actor/update_norm": 0.0} if measure_change else {})
         totals = BatchTotals(int(tokens), int(count))
-        meter = _Meter(self.device)
-        self._accumulate(
-            sequences, loss, lambda s: token_weight(aggregation, s.response_length, totals, self.horizon), meter, with_entropy_grad
-        )
-        lr = self.config.lr_at(self.updates)
-        applied = self._apply(self.optimizer, lr, self.config.clip_grad_norm, meter.loss(self), measure_change)
+        meter = Meter(self.ranks)
+
+        def weight_of(sequence: Sequence) -> float:
+            return token_weight(aggregation, sequence.response_length, totals, self.horizon)
+
+        self._accumulate(sequences, loss, weight_of, meter, with_entropy_grad, self.temperature)
+        applied = self.optimizer.apply(self.config.lr_at(self.updates), meter.loss(), measure_change)
         self.updates += int(not applied["nonfinite_steps"])
         self._spent("update_actor", started)
-        return meter.means(self, totals) | {f"actor/{name}": value for name, value in applied.items()}
+        return meter.means(totals.tokens) | {f"actor/{name}": value for name, value in applied.items()}
+
+    def value_step(self, sequences: list[Sequence], loss: ValueLoss, lr: float) -> Metrics:
+        """One optimizer step of the critic model."""
+        assert self.critic is not None
+        return self.critic.step(sequences, loss, lr)
 
     def critic_step(self, examples: list[CriticExample], total_weight: float, lr: float) -> Metrics:
         """One step of the critic's own optimizer on the same weights (AC2 section 3.3): the weighted mean over examples of their
         answers' negative log-likelihood, divided by `MAX_ANSWER_TOKENS`; not at the sampling temperature but at 1."""
-        assert self.critic is not None
         assert self.critic_optimizer is not None
         started = time.perf_counter()
         if not total_weight:
             return {"critic/update_norm": 0.0}
-        meter = _Meter(self.device)
+        meter = Meter(self.ranks)
         sequences = [_lesson(i, example) for i, example in enumerate(examples)]
-        (tokens,) = self._sum([sum(len(example.answer) for example in examples)])
+        (tokens,) = self.ranks.total([sum(len(example.answer) for example in examples)])
 
         def loss(batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
             return -batch.logprobs * batch.advantages, {"critic/answer_logprob": batch.logprobs.detach()}
 
         scale = 1.0 / (MAX_ANSWER_TOKENS * total_weight)
-        self._accumulate(sequences, loss, lambda s: scale, meter, temperature=1.0)
-        value_loss = meter.loss(self)
-        applied = self._apply(self.critic_optimizer, lr, self.critic.clip_grad_norm, value_loss, measure_change=True)
+        self._accumulate(sequences, loss, lambda s: scale, meter, with_entropy_grad=False, temperature=1.0)
+        value_loss = meter.loss()
+        applied = self.critic_optimizer.apply(lr, value_loss, measure_change=True)
         self._spent("update_critic", started)
-        logged = meter.means(self, BatchTotals(int(tokens), len(examples))) | {"critic/vf_loss": value_loss}
+        logged = meter.means(int(tokens)) | {"critic/vf_loss": value_loss}
         return logged | {f"critic/{name}": value for name, value in applied.items()}
 
     # -- below the primitives ----------------------------------------------------------------------------------------
@@ -201,42 +252,41 @@ class Learner:
         sequences: list[Sequence],
         loss: Loss,
         weight_of: Callable[[Sequence], float],
-        meter: _Meter,
-        with_entropy_grad: bool = False,
-        temperature: float | None = None,
+        meter: Meter,
+        with_entropy_grad: bool,
+        temperature: float,
     ) -> None:
-        """Gradients of the weighted sum of a loss over the tokens of all ranks, micro-batch by micro-batch."""
-        batches = microbatches(sequences, self.max_tokens)
-        (rounds,) = self._max([len(batches)])
-        for i in range(int(rounds)):
-            batch = batches[i] if i < len(batches) else []
-            sync_gradients(self.policy, i == int(rounds) - 1)
-            token_batch = self._forward(batch, with_entropy_grad, temperature or self.temperature)
+        """Gradients of the weighted sum of a loss over the tokens of all ranks."""
+
+        def objective(batch: list[Sequence]) -> Tensor:
+            token_batch = self._forward(batch, with_entropy_grad, temperature)
             per_token, logged = loss(token_batch)
-            weight = as_tensor(np.repeat([weight_of(s) for s in batch], [s.response_length for s in batch]), self.device)
-            # FSDP averages over ranks; the weights already count all ranks. A dummy's empty sum keeps its graph alive.
-            objective = (per_token * weight).sum() * dist.get_world_size()
-            (objective + 0.0 * token_batch.logprobs.sum()).backward()
+            weight = column([np.repeat(weight_of(s), s.response_length) for s in batch], self.device)
             meter.add(per_token, weight, logged)
+            return (per_token * weight).sum() + 0.0 * token_batch.logprobs.sum()  # an empty batch keeps its graph
+
+        accumulate(self.policy, sequences, self.max_tokens, self.ranks, objective)
 
     def _forward(self, batch: list[Sequence], entropy_grad: bool, temperature: float) -> TokenBatch:
+        """A micro-batch's tokens. Log-probabilities that were not stored are the current ones: of the policy before any update, and of
+        a reference that no loss reads."""
         padded = pad(batch, self.device)
         logprobs, entropy = self.policy(
             padded.input_ids, padded.position_ids, padded.select, padded.targets, temperature, entropy_grad
         )
-        rollout = _concatenate([s.rollout_logprobs for s in batch])
 
-        def column(values: list[np.ndarray | None]) -> Tensor:
+        def stored(values: list[np.ndarray | None]) -> Tensor:
             present = [value for value in values if value is not None]
-            return as_tensor(_concatenate(present) if len(present) == len(batch) else rollout, self.device)
+            return column(present, self.device) if present and len(present) == len(batch) else logprobs.detach()
 
         return TokenBatch(
             logprobs=logprobs,
             entropy=entropy,
-            old_logprobs=column([s.old_logprobs for s in batch]),
-            rollout_logprobs=as_tensor(rollout, self.device),
-            ref_logprobs=column([s.ref_logprobs for s in batch]),
-            advantages=as_tensor(np.repeat([s.advantage for s in batch], [s.response_length for s in batch]), self.device),
+            old_logprobs=stored([s.old_logprobs for s in batch]),
+            rollout_logprobs=column([s.rollout_logprobs for s in batch], self.device),
+            ref_logprobs=stored([s.ref_logprobs for s in batch]),
+            advantages=column([np.broadcast_to(s.advantage, s.response_length) for s in batch], self.device),
+            rewards=column([np.repeat(s.reward, s.response_length) for s in batch], self.device),
         )
 
     @torch.no_grad()
@@ -248,91 +298,14 @@ class Learner:
             if model is self.policy:
                 sequence.entropy = float(entropies.sum())
 
-    def _apply(self, optimizer: torch.optim.Optimizer, lr: float, max_norm: float, loss: float, measure_change: bool) -> Metrics:
-        """Clip and update, or skip on all ranks alike: the norm is a global quantity, so every rank decides the same."""
-        grad_norm = _whole(torch.nn.utils.clip_grad_norm_(self.trained, max_norm))
-        finite = math.isfinite(grad_norm) and math.isfinite(loss)
-        applied = {"grad_norm": grad_norm if finite else 0.0, "lr": lr, "nonfinite_steps": float(not finite)}
-        before = [parameter.detach().clone() for parameter in self.trained] if measure_change and finite else []
-        if finite:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
-        if measure_change:
-            changes = [new.detach() - old for new, old in zip(self.trained, before, strict=False)]
-            applied["update_norm"] = _whole(torch.nn.utils.get_total_norm(changes)) if changes else 0.0
-        optimizer.zero_grad(set_to_none=True)
-        self.nonfinite_in_a_row = 0 if finite else self.nonfinite_in_a_row + 1
-        if self.nonfinite_in_a_row >= self.config.max_nonfinite_steps:
-            raise NonFiniteError(
-                f"{self.nonfinite_in_a_row} optimizer steps in a row had a non-finite loss ({loss}) or gradient ({grad_norm}); "
-                "nothing of them was applied: lower optimizer.lr or look at the last sample rollouts."
-            )
-        return applied
-
     def _spent(self, name: str, started: float) -> None:
         self.timings[f"timing_s/{name}"] = self.timings.get(f"timing_s/{name}", 0.0) + time.perf_counter() - started
-
-    def _sum(self, values: list[float]) -> list[float]:
-        return self._reduce(values, dist.ReduceOp.SUM)
-
-    def _max(self, values: list[float]) -> list[float]:
-        return self._reduce(values, dist.ReduceOp.MAX)
-
-    def _reduce(self, values: list[float], op: dist.ReduceOp.RedOpType) -> list[float]:
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor, op=op)
-        return tensor.tolist()
-
-
-class _Meter:
-    """Sums what a loss logs over micro-batches, then over ranks: token means, and maxima for names ending in "max"."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.values: dict[str, Tensor] = {}
-
-    def add(self, per_token: Tensor, weight: Tensor, logged: dict[str, Tensor]) -> None:
-        self.loss_sum += (per_token.detach() * weight).sum()
-        for name, value in logged.items():
-            value = value.detach().double()
-            if name.endswith("max"):
-                before = self.values.get(name, torch.full((), -math.inf, dtype=torch.float64, device=self.device))
-                self.values[name] = torch.maximum(before, value.max()) if len(value) else before
-            else:
-                self.values[name] = self.values.get(name, torch.zeros((), dtype=torch.float64, device=self.device)) + value.sum()
-
-    def loss(self, learner: Learner) -> float:
-        return learner._sum([float(self.loss_sum)])[0]
-
-    def means(self, learner: Learner, totals: BatchTotals) -> Metrics:
-        names = sorted(self.values)
-        maxima = [name for name in names if name.endswith("max")]
-        means = [name for name in names if not name.endswith("max")]
-        summed = learner._sum([float(self.values[name]) for name in means])
-        return dict(zip(means, (value / totals.tokens for value in summed), strict=True)) | dict(
-            zip(maxima, learner._max([float(self.values[name]) for name in maxima]), strict=True)
-        )
-
-
-def as_tensor(values: np.ndarray, device: torch.device) -> Tensor:
-    """A float32 tensor of a numpy array on a device."""
-    return torch.as_tensor(np.ascontiguousarray(values), dtype=torch.float32, device=device)
-
-
-def _whole(norm: Tensor) -> float:
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def _lesson(index: int, example: CriticExample) -> Sequence:
     """An example as a sequence whose response is the answer and whose advantage is its weight."""
     ids = np.concatenate([example.context, example.answer]).astype(np.int64)
     return Sequence(index, ids, len(example.context), np.zeros(len(example.answer), np.float32), example.weight)
-
-
-def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.float32)
 
 
 def _padded_tokens(sequences: list[Sequence]) -> int:

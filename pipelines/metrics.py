@@ -84,7 +84,9 @@ def _trained_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
     advantages = np.array([a for row in rows for a in row["advantage"]])
     reasons = [reason for row in rows for reason in row["finish_reason"]]
     trained = np.array([mask for row in rows for mask in row["actor_mask"]])
+    completed = rewards[np.array([reason != "length" for reason in reasons]) & ~np.isnan(rewards)]
     metrics = _spread("critic/score", rewards[~np.isnan(rewards)]) | _spread("critic/advantages", advantages)
+    metrics |= {"critic/score/completed_mean": float(completed.mean())} if len(completed) else {}
     if any(row["ask_critic"] for row in rows):
         metrics |= _critic_metrics(rows)
     metrics |= _spread("response_length", lengths) | _spread("prompt_length", prompts)
@@ -93,10 +95,17 @@ def _trained_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
         metrics |= _spread("prefix_length", prefixes) | {"prefix_length/empty_fraction": float((prefixes == 0).mean())}
     return metrics | {
         "response_length/clip_ratio": float(np.mean([reason == "length" for reason in reasons])),
-        "reward/flat_group_fraction": float(np.mean([not any(row["advantage"]) for row in rows])),
+        "reward/flat_group_fraction": float(np.mean([_flat(row) for row in rows])),
         "actor/masked_fraction": float(1 - trained.mean()),
         "training/groups": float(len(rows)),
     }
+
+
+def _flat(row: dict[str, Any]) -> bool:
+    """Whether a group's ends are all worth the same, so that its continuations tell nothing apart."""
+    ends = zip(row["from_critic"], row["endpoint_value"], row["reward"], strict=True)
+    known = {value if owned else reward for owned, value, reward in ends} - {None}
+    return len(known) < 2
 
 
 def _critic_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:

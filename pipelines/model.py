@@ -1,7 +1,7 @@
 """The policy as the trainer runs it: a Hugging Face causal LM, sharded by FSDP2, that returns log-probabilities and no logits."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pipelines.settings import LoRAConfig, ModelConfig
 
+Sharded = TypeVar("Sharded", bound=nn.Module)
 LOGIT_ELEMENTS = 1 << 26  # logits that may stand in memory at once: 256 MiB of float32
 
 
@@ -75,31 +76,41 @@ class Policy(nn.Module):
 
 def load_policy(config: ModelConfig, mesh: DeviceMesh, device: torch.device) -> Policy:
     """Load a model folder and shard it: rank 0 reads the weights, the others start empty and receive their part."""
-    lm_config = AutoConfig.from_pretrained(config.path)
-    if mesh.get_rank() == 0:
-        lm = AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32, attn_implementation="sdpa")
-    else:
-        with init_empty_weights(include_buffers=False):
-            lm = AutoModelForCausalLM.from_config(lm_config, dtype=torch.float32, attn_implementation="sdpa")
-        lm.tie_weights()
+    lm = whole_or_empty(AutoModelForCausalLM, config, mesh)
+    lm.tie_weights()
     if config.lora is not None:
         _add_adapters(lm, config.lora)
-    if config.gradient_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    full = {name: value for name, value in lm.state_dict().items()} if mesh.get_rank() == 0 else {}
     policy = Policy(lm)
     policy.lora_scaling = config.lora.alpha / config.lora.rank if config.lora is not None else 0.0
-    shard(policy, mesh, config.dtype)
-    policy.to_empty(device=device) if mesh.get_rank() else policy.to(device)
-    lm.tie_weights()
-    set_model_state_dict(
-        policy,
-        {f"lm.{name}": value for name, value in full.items()},
-        options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=not _tied(lm)),
-    )
-    for buffer in policy.buffers():  # rotary frequencies and the like are in no state dict
+    full = {name: value for name, value in policy.state_dict().items()} if mesh.get_rank() == 0 else {}
+    shard(policy, lm, mesh, config.dtype)
+    return distribute(policy, lm, full, mesh, device, strict=not _tied(lm)).train()
+
+
+def whole_or_empty(kind: Any, config: ModelConfig, mesh: DeviceMesh) -> PreTrainedModel:
+    """The folder's model in float32 on rank 0, one of its shape without weights on the others."""
+    if mesh.get_rank() == 0:
+        lm = kind.from_pretrained(config.path, dtype=torch.float32, attn_implementation="sdpa")
+    else:
+        with init_empty_weights(include_buffers=False):
+            lm_config = AutoConfig.from_pretrained(config.path)
+            lm = kind.from_config(lm_config, dtype=torch.float32, attn_implementation="sdpa")
+    if config.gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return lm
+
+
+def distribute(
+    module: Sharded, backbone: PreTrainedModel, full: dict[str, Tensor], mesh: DeviceMesh, device: torch.device, strict: bool
+) -> Sharded:
+    """Fill a sharded module with the weights that rank 0 holds; collective."""
+    module.to_empty(device=device) if mesh.get_rank() else module.to(device)
+    backbone.tie_weights()
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
+    set_model_state_dict(module, full, options=options)
+    for buffer in module.buffers():  # rotary frequencies and the like are in no state dict
         dist.broadcast(buffer, src=0)
-    return policy.train()
+    return module
 
 
 def adapter_config(lora: LoRAConfig) -> Any:
@@ -124,20 +135,20 @@ def _add_adapters(lm: PreTrainedModel, lora: LoRAConfig) -> None:
         parameter.requires_grad_(".lora_" in name)
 
 
-def shard(policy: Policy, mesh: DeviceMesh, dtype: str) -> None:
-    """FSDP2: one shard group per decoder layer, and one for embeddings, final norm and head."""
+def shard(module: nn.Module, backbone: PreTrainedModel, mesh: DeviceMesh, dtype: str) -> None:
+    """FSDP2: one shard group per decoder layer, and one for all that is left: embeddings, final norm and head."""
     precision = MixedPrecisionPolicy()
     if dtype == "bfloat16":
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    blocks = set(policy.lm._no_split_modules or [])
-    for module in [module for module in policy.lm.modules() if type(module).__name__ in blocks]:
-        fully_shard(module, mesh=mesh, mp_policy=precision)
-    fully_shard(policy, mesh=mesh, mp_policy=precision)
+    blocks = set(backbone._no_split_modules or [])
+    for layer in [layer for layer in backbone.modules() if type(layer).__name__ in blocks]:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(module, mesh=mesh, mp_policy=precision)
 
 
-def sync_gradients(policy: Policy, wanted: bool) -> None:
+def sync_gradients(module: nn.Module, wanted: bool) -> None:
     """Whether the next backward reduces gradients over the ranks (the last micro-batch) or only accumulates them."""
-    cast(FSDPModule, policy).set_requires_gradient_sync(wanted)
+    cast(FSDPModule, module).set_requires_gradient_sync(wanted)
 
 
 def _tied(lm: PreTrainedModel) -> bool:
@@ -151,15 +162,15 @@ def hf_weights(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
     for name, value in state.items():
         if ".lora_" in name or (tied and name == "lm.lm_head.weight"):
             continue
-        full = _gathered(value)
+        full = gathered(value)
         stem = name.removesuffix(".base_layer.weight")
         if stem != name:
-            up, down = _gathered(state[f"{stem}.lora_B.default.weight"]), _gathered(state[f"{stem}.lora_A.default.weight"])
+            up, down = gathered(state[f"{stem}.lora_B.default.weight"]), gathered(state[f"{stem}.lora_A.default.weight"])
             full = full + policy.lora_scaling * (up @ down)
         yield name.removeprefix("lm.").replace(".base_layer", ""), full.to(dtype)
 
 
-def _gathered(value: Any) -> Tensor:
+def gathered(value: Any) -> Tensor:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 

@@ -19,7 +19,7 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
 from algorithms.contract import Algorithm
-from algorithms.types import Group
+from algorithms.types import Credit, Group
 from pipelines import schema
 from pipelines.critic_queries import CriticQueries
 from pipelines.engine import Sampling
@@ -176,10 +176,19 @@ def credit(table: pa.Table, algorithm: Algorithm) -> pa.Table:
     for row in table.select(CREDITED).append_column("response_lengths", nested_lengths(table["response_ids"])).to_pylist():
         if row["purpose"] in ("eval", "refill"):
             keep = row["purpose"] == "refill" and algorithm.trains_on_refills
-            values: tuple[Any, ...] = ([0.0] * row["n"], [False] * row["n"], keep, None)
+            credit = Credit(np.zeros(row["n"]), np.zeros(row["n"], bool), keep)
         else:
             credit = algorithm.credit(as_group(row))
-            values = (credit.advantages.tolist(), credit.actor_mask.tolist(), credit.keep, credit.critic_target)
+        nobody = np.zeros(row["n"], bool)
+        critic_mask = nobody if credit.critic_mask is None else credit.critic_mask
+        values = (
+            credit.advantages.tolist(),
+            credit.actor_mask.tolist(),
+            credit.keep,
+            credit.critic_target,
+            critic_mask.tolist(),
+            credit.return_std,
+        )
         for name, value in zip(columns, values, strict=True):
             columns[name].append(value)
     return schema.append(table, columns, "credit")

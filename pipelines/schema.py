@@ -43,6 +43,8 @@ CREDIT = [
     ("actor_mask", pa.list_(pa.bool_())),
     ("keep", pa.bool_()),  # False: the group teaches nothing
     ("critic_target", pa.float32()),  # what the critic shall say of the state; null: nothing
+    ("critic_mask", pa.list_(pa.bool_())),  # what a critic model learns from
+    ("return_std", pa.float64()),  # spread of the group's returns; null where it is not known or not asked for
 ]
 
 STAGES = {

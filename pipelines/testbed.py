@@ -1,4 +1,4 @@
-"""The two embedded worlds: problems, demonstrations of a policy that has the skill but errs, and the values of its states.
+"""The embedded worlds: problems, demonstrations of a policy that has the skill but errs, and the values of its states.
 
 `python -m pipelines.testbed STAGE --out FILE` writes what the tiny model is built from: responses, faultless first, then with the
 faults to unlearn; and states with their values, for the critic's prompts. Problems of the validation splits are in none.
@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 PATIENCE = 10_000  # draws without a new problem after which a world is taken for exhausted
 VALIDATION = 256  # problems of each world that are never trained on
 CHAIN_OPERATIONS = 12
+GRADED_OPERATIONS = (4, 20)
+GIVE_UP = 0.25  # share of faulty graded demonstrations that end early
 CARRY_ERROR, PLAIN_ERROR = 0.2, 0.01  # chance that a demonstrated step is wrong, with and without carry or borrow
 CARRY_SLIPS, PLAIN_SLIPS = (-20, -10, 10, 20), (-1, 1)  # by how much such a step is wrong
 WALK_DISTANCES = (20, 70)
@@ -35,21 +37,27 @@ class Problem:
     ground_truth: str
 
 
-def chain_problem(rng: random.Random) -> Problem:
+def chain_problem(rng: random.Random, operations: int = CHAIN_OPERATIONS) -> Problem:
     """`37+5-9...`: a start number and twelve operations of one digit, modulo 100."""
     value = rng.randrange(100)
     text = f"{value:02d}"
-    for _ in range(CHAIN_OPERATIONS):
+    for _ in range(operations):
         sign, digit = rng.choice("+-"), rng.randint(1, 9)
         value = (value + (digit if sign == "+" else -digit)) % 100
         text += f"{sign}{digit}"
     return Problem(text, f"{value:02d}")
 
 
+def graded_problem(rng: random.Random) -> Problem:
+    """A chain of 4 to 20 operations; its verifier reads them."""
+    text = chain_problem(rng, rng.randint(*GRADED_OPERATIONS)).prompt
+    return Problem(text, text)
+
+
 def chain_outcomes(problem: Problem, state: State, faulty: bool) -> Outcomes:
     """One operation; a faulty demonstrator slips, mostly in the tens when a step carries, and goes on from the wrong number."""
     done, value = state
-    if done == CHAIN_OPERATIONS:
+    if 2 + 2 * done == len(problem.prompt):
         return []
     step = int(problem.prompt[2 + 2 * done : 4 + 2 * done])
     right = (value + step) % 100
@@ -139,7 +147,7 @@ def _agree(left: str, step: str) -> bool:
 
 
 def start(problem: Problem) -> State:
-    """The state of an empty response; prompts of both worlds begin with their number."""
+    """The state of an empty response; prompts of all worlds begin with their number."""
     return 0, int(problem.prompt[:2])
 
 
@@ -147,6 +155,7 @@ WORLDS = {
     "chain_arithmetic": World(
         chain_problem, chain_outcomes, chain_text, lambda problem, state: f"{state[1]:02d}" == problem.ground_truth
     ),
+    "graded_chain": World(graded_problem, chain_outcomes, chain_text, lambda problem, state: 2 + 2 * state[0] == len(problem.prompt)),
     "number_walk": World(walk_problem, walk_outcomes, walk_text, lambda problem, state: state[1] == int(problem.prompt[3:5])),
 }
 
@@ -198,6 +207,7 @@ SOURCES = {
     "detour_walk": ("number_walk", lambda rng: walk_problem(rng, WALK_DISTANCES if rng.random() < 0.5 else (1, 20))),
     "chain_value": ("chain_arithmetic", chain_problem),
     "walk_value": ("number_walk", walk_problem),
+    "graded_chain": ("graded_chain", graded_problem),
 }
 
 # Fine-tuning stages: how many examples, of what, and whether demonstrations have faults (detours always end faultless). The skill
@@ -212,6 +222,8 @@ STAGES = {
     "noise": [(45_000, {"chain": 0.25, "walk": 0.3, "detour_walk": 0.1, "chain_value": 0.1, "walk_value": 0.25}, True)],
     # Walks that end faultless bring the walk's score, which landing decides, up to where the chain's is.
     "balance": [(22_000, {"chain": 0.2, "walk": 0.2, "detour_walk": 0.35, "chain_value": 0.05, "walk_value": 0.2}, True)],
+    # Not part of the shipped model: where runs on graded chains begin.
+    "graded": [(24_000, {"graded_chain": 1.0}, False), (16_000, {"graded_chain": 1.0}, True)],
 }
 
 
@@ -235,8 +247,17 @@ def stage_rows(stage: str, seed: int, limit: int | None = None) -> list[dict[str
             else:
                 detours = rng.randint(0, MAX_DETOURS) if source == "detour_walk" else 0
                 response = WORLDS[name].demonstration(problem, rng, faulty and source != "detour_walk", detours)
+                if name == "graded_chain" and faulty and rng.random() < GIVE_UP:
+                    response = _given_up(response, rng)
                 rows.append({"prompt": [{"role": "user", "content": problem.prompt}], "response": response})
     return rows
+
+
+def _given_up(response: str, rng: random.Random) -> str:
+    """A chain's first steps and the number that they led to as its end."""
+    steps = response.split(";")[:-1]
+    kept = steps[: rng.randint(1, len(steps))]
+    return ";".join(kept) + f";#{kept[-1][-2:]}"
 
 
 def _value_row(world: World, problem: Problem, rng: random.Random, outcomes: int | None = None) -> dict[str, Any]:

@@ -130,7 +130,9 @@ def _manifest(config: RunConfig, train: ProblemSet) -> dict[str, Any]:
     shape = {
         k: v for k, v in read_model_config(config.model.path).items() if k not in ("transformers_version", "dtype", "torch_dtype")
     }
-    return {"algorithm": config.algorithm.name, "model": digest(shape), "dataset": train.fingerprint, "seed": config.seed}
+    manifest = {"algorithm": config.algorithm.name, "model": digest(shape), "dataset": train.fingerprint, "seed": config.seed}
+    critic = config.algorithm.critic_model
+    return manifest if critic is None else manifest | {"critic": f"{critic.head.outputs} outputs"}
 
 
 def _announce(config: RunConfig, tokenizer: Any, train: ProblemSet, validation: ProblemSet, output_dir: str) -> None:

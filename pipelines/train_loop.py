@@ -39,6 +39,7 @@ class Loop:
             stream_timeout_s=config.learner.stream_timeout_s,
             reference_path=config.reference_path,
             critic=config.algorithm.critic_optimizer,
+            critic_model=config.algorithm.critic_model,
             memory=self,
         )
         self.weights = weight_sync(self.learner, config.engines, config.weights_dir)

@@ -21,20 +21,24 @@ from pipelines.learner import Learner
 from pipelines.model import adapter_config, full_state_dict
 from pipelines.settings import LoRAConfig
 
-MODEL, STATE, ADAPTER = "model", "state", "adapter"
+MODEL, STATE, ADAPTER, CRITIC = "model", "state", "adapter", "critic"
 CARRIED = ("config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt")
 
 
 def save(learner: Learner, path: Path, model_path: str, coordinator: dict[str, Any], manifest: dict[str, Any]) -> None:
-    """Write model, optimizer and coordinator, then the manifest; collective. Rank 0 passes the coordinator's state."""
-    stepped = learner.critic_optimizer is not None and bool(learner.critic_optimizer.state)
-    dcp.save(_trained_state(learner, stepped), checkpoint_id=str(path / STATE))
+    """Write models, optimizers and coordinator, then the manifest; collective. Rank 0 passes the coordinator's state."""
+    stepped = learner.critic_optimizer is not None and bool(learner.critic_optimizer.adamw.state)
+    dcp.save(_trained_state(learner, stepped, learner.critic is not None), checkpoint_id=str(path / STATE))
     save_model_folder(learner, path / MODEL, model_path)
     if learner.model.lora is not None:
         _save_adapters(learner, path / ADAPTER, learner.model.lora)
+    if learner.critic is not None:
+        learner.critic.save(path / CRITIC)
     if dist.get_rank() == 0:
         write_coordinator(path, coordinator)
-        write_atomically(path / MANIFEST, json.dumps(manifest | {"updates": learner.updates}, indent=1))
+        counts = {"updates": learner.updates, "batches": learner.batches}
+        counts |= {"critic_updates": learner.critic.updates} if learner.critic is not None else {}
+        write_atomically(path / MANIFEST, json.dumps(manifest | counts, indent=1))
     dist.barrier()
 
 
@@ -61,24 +65,37 @@ def _save_adapters(learner: Learner, path: Path, lora: LoRAConfig) -> None:
 
 
 def load(learner: Learner, path: str | Path) -> None:
-    """Restore weights, optimizers and update count, on any number of ranks; collective.
+    """Restore weights, optimizers and counts, on any number of ranks; collective.
 
-    A checkpoint without the state of a critic's optimizer leaves that as it is: new.
+    A checkpoint without the state of a critic's optimizer, or without a critic model, leaves those as they are: new.
     """
     reader = dcp.FileSystemReader(str(Path(path) / STATE))
-    has_critic = any(name.startswith("critic_optimizer") for name in reader.read_metadata().state_dict_metadata)
-    state = _trained_state(learner, has_critic and learner.critic_optimizer is not None)
+    names = reader.read_metadata().state_dict_metadata
+    with_optimizer = learner.critic_optimizer is not None and any(name.startswith("critic_optimizer") for name in names)
+    with_critic = learner.critic is not None and any(name.startswith("critic_model") for name in names)
+    state = _trained_state(learner, with_optimizer, with_critic)
     dcp.load(state, storage_reader=reader)
-    set_state_dict(learner.policy, learner.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    if learner.critic_optimizer is not None and "critic_optimizer" in state:
-        set_optimizer_state_dict(learner.policy, learner.critic_optimizer, state["critic_optimizer"])
-    learner.updates = read_manifest(path)["updates"]
+    manifest = read_manifest(path)
+    policy, optimizer = learner.policy, learner.optimizer.adamw
+    set_state_dict(policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    if learner.critic_optimizer is not None and with_optimizer:
+        set_optimizer_state_dict(policy, learner.critic_optimizer.adamw, state["critic_optimizer"])
+    if learner.critic is not None and with_critic:
+        model, optimizer = learner.critic.model, learner.critic.optimizer.adamw
+        set_state_dict(model, optimizer, model_state_dict=state["critic_model"], optim_state_dict=state["critic_model_optimizer"])
+        learner.critic.updates = manifest["critic_updates"]
+    learner.updates, learner.batches = manifest["updates"], manifest["batches"]
 
 
-def _trained_state(learner: Learner, with_critic: bool) -> dict[str, Any]:
-    model, optimizer = get_state_dict(learner.policy, learner.optimizer)
+def _trained_state(learner: Learner, with_optimizer: bool, with_critic: bool) -> dict[str, Any]:
+    """What a checkpoint holds of the trainer, with an AC2 critic's optimizer and a critic model where asked for."""
+    model, optimizer = get_state_dict(learner.policy, learner.optimizer.adamw)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    if with_critic:
+    if with_optimizer:
         assert learner.critic_optimizer is not None
-        state["critic_optimizer"] = get_optimizer_state_dict(learner.policy, learner.critic_optimizer)
+        state["critic_optimizer"] = get_optimizer_state_dict(learner.policy, learner.critic_optimizer.adamw)
+    if with_critic:
+        assert learner.critic is not None
+        critic, optimizer = get_state_dict(learner.critic.model, learner.critic.optimizer.adamw)
+        state |= {"critic_model": critic, "critic_model_optimizer": optimizer}
     return state

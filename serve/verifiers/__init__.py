@@ -26,6 +26,7 @@ class Verifier:
 
 VERIFIERS = {
     "chain_arithmetic": Verifier("chain_arithmetic", killable=False),
+    "graded_chain": Verifier("graded_chain", killable=False),
     "number_walk": Verifier("number_walk", killable=False),
     "reasoning_gym": Verifier("reasoning_gym_task", killable=True),  # data_source reasoning_gym/<dataset>
     "math": Verifier("math_answer", killable=True),  # data_source math or math/<anything>

@@ -9,86 +9,16 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from algorithms.contract import Algorithm
 from algorithms.types import CriticExample, CriticSettings, Recalled
 from pipelines import model as model_module
 from pipelines import train_state
 from pipelines.batching import sequences_of
-from pipelines.learner import Learner, NonFiniteError
-from pipelines.settings import ModelConfig, OptimizerConfig
+from pipelines.optimization import NonFiniteError
 from tests.conftest import configure
 from tests.distributed import run_ranks
+from tests.learner_parts import TEMPERATURE, credited, make_groups, make_learner, share
 from tests.reference.ac2 import ac2_update
 from tests.reference.grpo import grpo_update, logprobs_of
-
-OPTIMIZER = OptimizerConfig(
-    lr=1e-3,
-    betas=(0.9, 0.99),
-    eps=1e-3,  # AdamW with a tiny epsilon divides rounding errors by themselves
-    weight_decay=0.01,
-    schedule="constant",
-    warmup_steps=0,
-    clip_grad_norm=1.0,
-    max_nonfinite_steps=2,
-)
-TEMPERATURE = 0.8
-
-
-def make_groups() -> list[dict]:
-    """Six groups of four, of many lengths, with prefixes; rollout log-probabilities a little off, one reward missing."""
-    rng = np.random.default_rng(5)
-    groups = []
-    for i in range(6):
-        responses = [rng.integers(8, 100, size=rng.integers(1, 40)).tolist() for _ in range(4)]
-        rewards = rng.integers(0, 2, size=4).astype(float).tolist()
-        groups.append(
-            {
-                "row_id": i,
-                "n": 4,
-                "purpose": "train",
-                "from_critic": [False] * 4,
-                "endpoint_value": [None] * 4,
-                "prefix_value": None,
-                "prompt_ids": rng.integers(8, 100, size=rng.integers(3, 12)).tolist(),
-                "prefix_ids": rng.integers(8, 100, size=rng.integers(0, 9)).tolist(),
-                "response_ids": responses,
-                "rollout_logprobs": [(-4.6 + 0.3 * rng.standard_normal(len(r))).tolist() for r in responses],
-                "reward": [None, *rewards[1:]] if i == 2 else rewards,
-                "finish_reason": ["stop"] * 4,
-                "response_lengths": [len(response) for response in responses],
-            }
-        )
-    return groups
-
-
-def credited(groups: list[dict], algorithm: Algorithm | None = None) -> list[dict]:
-    from pipelines.rollout import as_group
-
-    credits = [(algorithm or configure().algorithm).credit(as_group(group)) for group in groups]
-    return [
-        group | {"advantage": c.advantages.tolist(), "actor_mask": c.actor_mask.tolist()}
-        for group, c in zip(groups, credits, strict=True)
-    ]
-
-
-def make_learner(folder: str, max_tokens: int, optimizer: OptimizerConfig = OPTIMIZER, **fields) -> Learner:
-    return Learner(
-        ModelConfig(folder, "float32", fields.pop("gradient_checkpointing", False)),
-        optimizer,
-        temperature=TEMPERATURE,
-        horizon=40,
-        max_tokens=max_tokens,
-        device=torch.device("cpu"),
-        **fields,
-    )
-
-
-def share(groups: list[dict]) -> list[dict]:
-    """An uneven share for each rank: rank 0 gets all but the last group."""
-    if dist.get_world_size() == 1:
-        return groups
-    return groups[:-1] if dist.get_rank() == 0 else groups[-1:]
-
 
 def updated(folder: str, max_tokens: int = 4096, logits: int = 1 << 26, checkpointing: bool = False, **fields) -> dict:
     """Metrics and weights after one GRPO update on this rank's share of the groups."""
@@ -165,7 +95,7 @@ def ac2_groups() -> list[dict]:
     """The groups with a refill rollout before them, credited by AC2."""
     refill = make_groups()[0] | {"row_id": 99, "n": 1, "purpose": "refill", "prefix_ids": []}
     refill |= {name: refill[name][:1] for name in ("response_ids", "rollout_logprobs")}
-    refill |= {"advantage": [0.0], "actor_mask": [False]}
+    refill |= {"advantage": [0.0], "actor_mask": [False], "critic_mask": [False], "return_std": None}
     return [refill, *credited(make_groups(), configure("algorithm=ac2").algorithm)]
 
 
