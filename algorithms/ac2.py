@@ -14,6 +14,7 @@ import numpy as np
 from algorithms.ac2_memory import AC2Memory, CriticConfig, critic_metrics
 from algorithms.contract import Learner, PlanState
 from algorithms.critic import CriticPrompt, critic_error, endpoint_advantages, group_target, round_to_grid
+from algorithms.noise import noise_floor, return_std
 from algorithms.readiness import PrefixError, ReadinessConfig, audited
 from algorithms.replay import Replay
 from algorithms.schedules import EntropyControl
@@ -78,7 +79,8 @@ class AC2:
     def new_memory(self, prompt: CriticPrompt | None, context_limit: int) -> AC2Memory:
         """Empty; `prompt` asks the model for values, in contexts of up to `context_limit` tokens."""
         assert prompt is not None
-        return AC2Memory(self.critic, self.readiness, self.entropy, prompt, context_limit)
+        floor = noise_floor((0.0, 1.0), self.group_size)  # values lie within 0 and 1
+        return AC2Memory(self.critic, self.readiness, self.entropy, prompt, context_limit, floor)
 
     # -- lines 4 to 9: what to roll out ----------------------------------------------------------------------------------
 
@@ -124,7 +126,7 @@ class AC2:
         values = np.where(group.from_critic, group.values, group.rewards)
         if len(values) > 1:
             advantages, mask = endpoint_advantages(values, group.from_critic)
-            return Credit(advantages, mask, critic_target=group_target(values, self.min_valid))
+            return Credit(advantages, mask, critic_target=group_target(values, self.min_valid), return_std=return_std(values))
         invalid = np.isnan(values)
         if group.prefix_value is None or (group.from_critic & invalid).any():
             return Credit(np.zeros(1), np.zeros(1, bool))  # without a baseline or a value it is left out of both losses

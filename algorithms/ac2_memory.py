@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from algorithms.critic import CriticPrompt
+from algorithms.noise import noise_weights, weight_metrics
 from algorithms.readiness import PrefixError, Readiness, ReadinessConfig
 from algorithms.schedules import CriticRate, EntropyControl
 from algorithms.types import CriticExample, Metrics, ObservedGroup, Recalled
@@ -29,6 +30,7 @@ class CriticConfig:
     eps: float
     rate: CriticRate
     references: bool = True  # False: the critic never sees a solution
+    noise_normalization: bool = False  # weigh a pair by the inverse spread of its group's values (EasyPPO equation 7)
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Pair:
     prompt_ids: np.ndarray
     prefix_ids: np.ndarray
     target: float
+    spread: float | None  # of its group's values
 
 
 class AC2Memory:
@@ -51,8 +54,9 @@ class AC2Memory:
         entropy: EntropyControl,
         prompt: CriticPrompt,
         context_limit: int,
+        spread_floor: float,
     ) -> None:
-        self.config, self.prompt, self.context_limit = critic, prompt, context_limit
+        self.config, self.prompt, self.context_limit, self.spread_floor = critic, prompt, context_limit, spread_floor
         self.readiness = Readiness(readiness)
         self.bank: dict[str, np.ndarray] = {}  # a reference solution per problem, never replaced
         self.pairs: deque[Pair] = deque(maxlen=critic.buffer_pairs)
@@ -63,7 +67,7 @@ class AC2Memory:
 
     def add_pair(self, group: ObservedGroup, target: float) -> None:
         """The oldest pair leaves when the buffer is full."""
-        self.pairs.append(Pair(group.problem_id, group.prompt_ids, group.prefix_ids, target))
+        self.pairs.append(Pair(group.problem_id, group.prompt_ids, group.prefix_ids, target, group.return_std))
 
     def add_references(self, groups: Sequence[ObservedGroup], least: float, rng: np.random.Generator) -> int:
         """For each problem without a reference one of this step's rollouts of at least `least`, at random; how many were added."""
@@ -93,30 +97,44 @@ class AC2Memory:
         A pair whose plain prompt exceeds the context is skipped; one whose prompt with the reference does falls back to the plain
         one. The bank's reference of a problem is for good, so it is also the one that a pair's source had.
         """
-        examples: list[CriticExample] = []
-        drawn = skipped = fallen_back = 0
+        drawn: list[tuple[Pair, list[np.ndarray]]] = []
+        skipped = fallen_back = 0
         for i in rng.permutation(len(self.pairs)):
-            if drawn == self.config.pairs_per_update:
+            if len(drawn) == self.config.pairs_per_update:
                 break
             pair = self.pairs[i]
-            answer = self.prompt.answer(pair.target)
-            plain = self.prompt.query(pair.prompt_ids, pair.prefix_ids, None)
-            if len(plain) + len(answer) > self.context_limit:
+            prompts = [self.prompt.query(pair.prompt_ids, pair.prefix_ids, None)]
+            if self._too_long(prompts[0], pair):
                 skipped += 1
                 continue
-            drawn += 1
-            informed = None
             if (reference := self.reference(pair.problem_id)) is not None:
                 informed = self.prompt.query(pair.prompt_ids, pair.prefix_ids, reference)
-                if len(informed) + len(answer) > self.context_limit:
-                    informed, fallen_back = None, fallen_back + 1
-            if informed is None:
-                examples.append(CriticExample(plain, answer, 1.0))
-            else:
-                examples += [CriticExample(plain, answer, 0.5), CriticExample(informed, answer, 0.5)]
+                if self._too_long(informed, pair):
+                    fallen_back += 1
+                else:
+                    prompts.append(informed)
+            drawn.append((pair, prompts))
+        weights = self._weights([pair for pair, _ in drawn])
+        examples = [
+            CriticExample(prompt, self.prompt.answer(pair.target), weight / len(prompts))
+            for (pair, prompts), weight in zip(drawn, weights.tolist(), strict=True)
+            for prompt in prompts
+        ]
         values = {"clip_offset": self.clip_offset, "critic_lr": self.critic_lr, "streak": float(self.streak)}
-        counts = {"pairs": drawn, "overlong_pairs": skipped, "overlong_references": fallen_back}
-        return Recalled(values, examples, float(drawn), {f"ac2/{name}": float(value) for name, value in counts.items()})
+        counts = {"pairs": len(drawn), "overlong_pairs": skipped, "overlong_references": fallen_back}
+        metrics = {f"ac2/{name}": float(value) for name, value in counts.items()}
+        if self.config.noise_normalization:
+            metrics |= weight_metrics(weights)
+        return Recalled(values, examples, float(len(drawn)), metrics)
+
+    def _too_long(self, question: np.ndarray, pair: Pair) -> bool:
+        return len(question) + len(self.prompt.answer(pair.target)) > self.context_limit
+
+    def _weights(self, pairs: list[Pair]) -> np.ndarray:
+        """What each pair counts; mean one."""
+        if not self.config.noise_normalization:
+            return np.ones(len(pairs))
+        return noise_weights(np.array([np.nan if pair.spread is None else pair.spread for pair in pairs], float), self.spread_floor)
 
     def remember(self, values: Metrics) -> None:
         """The schedules after an update."""
@@ -155,7 +173,7 @@ class AC2Memory:
             "steps_without_value": self.steps_without_value,
             "blind_steps": self.blind_steps,
             "bank": list(self.bank),
-            "pairs": [[pair.problem_id, pair.target] for pair in self.pairs],
+            "pairs": [[pair.problem_id, pair.target, pair.spread] for pair in self.pairs],
         }
         lists = {
             "bank": list(self.bank.values()),
@@ -173,7 +191,7 @@ class AC2Memory:
         prompts, prefixes = unpacked("pair_prompts", arrays), unpacked("pair_prefixes", arrays)
         pairs = zip(values["pairs"], prompts, prefixes, strict=True)
         self.pairs.clear()
-        self.pairs.extend(Pair(problem_id, prompt, prefix, target) for (problem_id, target), prompt, prefix in pairs)
+        self.pairs.extend(Pair(problem_id, prompt, prefix, *rest) for (problem_id, *rest), prompt, prefix in pairs)
 
 
 def _packed(name: str, ids: list[np.ndarray]) -> dict[str, np.ndarray]:

@@ -94,6 +94,7 @@ class ObservedGroup:
     prefix_value: float | None
     critic_target: float | None
     rewards: np.ndarray  # float, [n], NaN where there is none
+    return_std: float | None  # spread of the group's values, where `credit` gave it
     response: Callable[[int], np.ndarray]  # new tokens of a continuation; a paper's step is too large to hold all as objects
 
 

@@ -31,7 +31,7 @@ def light_rows(table: pa.Table) -> list[dict[str, Any]]:
 def observed_groups(table: pa.Table) -> list[ObservedGroup]:
     """A step's groups as an algorithm's memory sees them; responses stay where they are until one is asked for."""
     responses = table["response_ids"].combine_chunks()
-    rows = table.select(["problem_id", "purpose", "prefix_value", "critic_target", "reward"]).to_pylist()
+    rows = table.select(["problem_id", "purpose", "prefix_value", "critic_target", "reward", "return_std"]).to_pylist()
 
     def ids(name: str, i: int) -> np.ndarray:
         return table[name][i].values.to_numpy(zero_copy_only=False)
@@ -48,6 +48,7 @@ def observed_groups(table: pa.Table) -> list[ObservedGroup]:
             prefix_value=_tenths(row["prefix_value"]),
             critic_target=_tenths(row["critic_target"]),
             rewards=np.array([np.nan if reward is None else reward for reward in row["reward"]], float),
+            return_std=row["return_std"],
             response=partial(response, i),
         )
         for i, row in enumerate(rows)

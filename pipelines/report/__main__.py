@@ -1,9 +1,11 @@
 """`python -m pipelines.report compare experiment=NAME [runs=ID,ID] [baseline=grpo] [out=outputs/report.html] [uri=sqlite:///mlflow.db]`
 `python -m pipelines.report diagnostics groups=FOLDER,FOLDER [out=...] [uri=...]`
+`python -m pipelines.report critic_gradients checkpoints=FOLDER,FOLDER [rollouts=FILE,FILE] [floor=0.075] [bins=6] [widest=0.3] [out=...]`
 
 compare: runs of an MLflow experiment (or the runs named) side by side, seeds of one configuration as a mean and a band.
-diagnostics: how good a critic is, from folders of `pipelines.replay`, each of one checkpoint. Both write one self-contained page;
-its figures and tables are in MLflow too.
+diagnostics: how good a critic is, from folders of `pipelines.replay`, each of one checkpoint. critic_gradients: how much each response
+pulls at a critic model against how noisy its prompt's returns are, for checkpoints and the rollouts of their steps (or those named).
+All write one self-contained page; its figures and tables are in MLflow too.
 """
 
 import sys
@@ -12,6 +14,15 @@ from pathlib import Path
 
 KEYS: dict[str, dict[str, str]] = {
     "compare": {"experiment": "", "runs": "", "baseline": "grpo", "out": "outputs/report.html", "uri": "sqlite:///mlflow.db"},
+    "critic_gradients": {
+        "checkpoints": "",
+        "rollouts": "",
+        "floor": "",
+        "bins": "6",
+        "widest": "",
+        "out": "outputs/critic_gradients.html",
+        "uri": "sqlite:///mlflow.db",
+    },
     "diagnostics": {"groups": "", "out": "outputs/diagnostics.html", "uri": "sqlite:///mlflow.db"},
 }
 
@@ -23,7 +34,11 @@ def main(arguments: list[str]) -> int:
         return 0 if not arguments or "help" in arguments[0] else 2
     try:
         options = _options(arguments[0], arguments[1:])
-        reports: dict[str, Callable[[dict[str, str]], None]] = {"compare": _compare, "diagnostics": _diagnostics}
+        reports: dict[str, Callable[[dict[str, str]], None]] = {
+            "compare": _compare,
+            "critic_gradients": _critic_gradients,
+            "diagnostics": _diagnostics,
+        }
         reports[arguments[0]](options)
         return 0
     except ValueError as error:
@@ -65,6 +80,23 @@ def _diagnostics(options: dict[str, str]) -> None:
         raise ValueError("give groups=FOLDER of python -m pipelines.replay.")
     page = Page("Critic diagnostics")
     diagnose(page, {Path(folder).name: read_groups([folder]) for folder in folders})
+    page.write(Path(options["out"]), options["uri"])
+
+
+def _critic_gradients(options: dict[str, str]) -> None:
+    from pipelines.report.critic_gradients import diagnose_gradients, measure, rollouts_of
+    from pipelines.report.page import Page
+
+    checkpoints = [Path(folder) for folder in options["checkpoints"].split(",") if folder]
+    if not checkpoints:
+        raise ValueError("give checkpoints=FOLDER of a run with a critic model.")
+    files = [Path(file) for file in options["rollouts"].split(",") if file] or [rollouts_of(folder) for folder in checkpoints]
+    if len(files) != len(checkpoints):
+        raise ValueError(f"{len(checkpoints)} checkpoints, but {len(files)} files of rollouts: give one for each.")
+    floor, widest = (float(options[name]) if options[name] else None for name in ("floor", "widest"))
+    page = Page("Critic gradients")
+    pulls = [measure(folder, file, floor) for folder, file in zip(checkpoints, files, strict=True)]
+    diagnose_gradients(page, pulls, int(options["bins"]), widest)
     page.write(Path(options["out"]), options["uri"])
 
 

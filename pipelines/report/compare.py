@@ -43,6 +43,7 @@ def compare(page: Page, configurations: Sequence[Configuration], baseline: str) 
     if reference is not None:
         _crossings(page, shown, reference)
     _critic_health(page, configurations)
+    _critic_model_health(page, configurations)
     _cost(page, configurations)
 
 
@@ -139,20 +140,41 @@ def _critic_health(page: Page, configurations: Sequence[Configuration]) -> None:
         "rank correlation": "ac2/rank_correlation",
     }
     with_critic = [one for one in configurations if any(run.metrics.get("ac2/critic_mae") for run in one.runs)]
-    if not with_critic:
-        return
-    page.heading("The critic")
+    if with_critic:
+        page.heading("The critic that is the model itself")
+        page.figure("critic", _panels(with_critic, panels))
+        page.text(f"Faint lines are single steps, dark ones the mean of the last {TRAILING}.")
+
+
+def _critic_model_health(page: Page, configurations: Sequence[Configuration]) -> None:
+    """EasyPPO's Figures 2 and 5: truncation and reward of rollouts, gradient norm and explained variance of the critic."""
+    panels = {
+        "truncation ratio": "response_length/clip_ratio",
+        "training reward": "critic/score/mean",
+        "reward of the completed": "critic/score/completed_mean",
+        "critic gradient norm": "critic/grad_norm",
+        "explained variance": "critic/vf_explained_var",
+    }
+    if any(run.metrics.get("critic/vf_explained_var") for one in configurations for run in one.runs):
+        page.heading("Rollouts and the critic model")
+        page.figure("critic-model", _panels(configurations, panels))
+        page.text(f"Faint lines are single steps, dark ones the mean of the last {TRAILING}. Gradient norms are before clipping.")
+
+
+def _panels(configurations: Sequence[Configuration], panels: dict[str, str]) -> Any:
+    """A figure with a metric by step in each panel."""
     figure, axes = axes_grid(len(panels), width=3.4, height=3.0)
-    for colour, one in zip(COLOURS, with_critic, strict=False):
+    for colour, one in zip(COLOURS, configurations, strict=False):
         for axis, (title, metric) in zip(axes, panels.items(), strict=True):
             for i, run in enumerate(one.runs):
                 steps, values = run.series(metric)
                 axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
                 axis.plot(steps, trailing(values), color=colour, linewidth=1.8, label=one.label if i == 0 else None)
             axis.set(title=title, xlabel="step")
+            if metric == "critic/vf_explained_var":
+                axis.set_ylim(bottom=max(axis.get_ylim()[0], -1.0), top=1.0)
     axes[0].legend(frameon=False, fontsize=7)
-    page.figure("critic", figure)
-    page.text(f"Faint lines are single steps, dark ones the mean of the last {TRAILING}.")
+    return figure
 
 
 def trailing(values: np.ndarray) -> np.ndarray:

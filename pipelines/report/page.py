@@ -90,13 +90,13 @@ class Page:
         print(f"\n  page    {out}\n  MLflow  run {run.info.run_id} in {uri}")
 
 
-def axes_grid(columns: int, width: float = 4.2, height: float = 3.4) -> tuple[Any, Any]:
-    """A row of axes in the house's look."""
-    figure, axes = plt.subplots(1, columns, figsize=(width * columns, height), layout="constrained", squeeze=False)
-    for one in axes[0]:
+def axes_grid(columns: int, width: float = 4.2, height: float = 3.4, rows: int = 1) -> tuple[Any, Any]:
+    """Axes in the house's look: a row of them, or [rows, columns] if there are more rows."""
+    figure, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False)
+    for one in axes.flat:
         one.grid(alpha=0.25)
         one.spines[["top", "right"]].set_visible(False)
-    return figure, axes[0]
+    return figure, axes[0] if rows == 1 else axes
 
 
 def _cell(value: Any) -> str:

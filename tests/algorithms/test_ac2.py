@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from algorithms.ac2_memory import AC2Memory, rank_correlation
 from algorithms.critic import CriticPrompt
-from algorithms.types import Group, Problem
+from algorithms.types import Group, ObservedGroup, Problem
 from pipelines import checkpoint, schema
 from pipelines.config import ASSETS
 from pipelines.critic_queries import CriticQueries
@@ -69,9 +70,9 @@ class ScriptedLearner:
     def __init__(self, coordinator, world, step):
         self.coordinator, self.world, self.number, self.actor_steps = coordinator, world, step, 0
 
-    def receive(self, groups, with_old_logprobs, with_ref_logprobs, with_prompt_entropy):
+    def receive(self, groups, with_old_logprobs, with_ref_logprobs, logprobs_of):
         assert with_old_logprobs
-        assert with_prompt_entropy
+        assert logprobs_of(SimpleNamespace(actor_mask=False, from_prompt=True))
         return list(groups)
 
     def recall(self):
@@ -279,7 +280,7 @@ def test_a_critic_without_values_makes_it_prefix_grpo_and_says_so(tmp_path):
 
 def test_a_critic_that_is_a_constant_is_said_to_be_blind_however_small_its_error():
     chosen = algorithm()
-    memory = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100)
+    memory = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100, spread_floor=0.1)
     for correlation in (0.1,) * 6:
         memory.note_answers([0.9], correlation)
     assert memory.warnings() == []  # nothing is trusted to it yet
@@ -307,13 +308,11 @@ def test_single_chunks_come_from_separate_prefixes_of_ready_problems(tmp_path):
 
 def test_references_may_be_too_long_and_pairs_too():
     chosen = algorithm()
-    memory = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=12)
+    memory = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=12, spread_floor=0.1)
 
     def pair(problem, length):
-        from algorithms.types import ObservedGroup
-
         ids = np.arange(20, 20 + length)
-        memory.add_pair(ObservedGroup(problem, "train", np.array([1]), ids, 0.1, 0.1, np.zeros(1), lambda i: ids), 0.1)
+        memory.add_pair(ObservedGroup(problem, "train", np.array([1]), ids, 0.1, 0.1, np.zeros(1), None, lambda i: ids), 0.1)
 
     memory.bank = {"short": np.array([5]), "long": np.arange(9)}
     for problem, length in (("short", 2), ("long", 2), ("none", 2), ("none", 50)):
@@ -322,6 +321,26 @@ def test_references_may_be_too_long_and_pairs_too():
     assert recalled.weight == 3
     assert sorted(e.weight for e in recalled.examples) == [0.5, 0.5, 1.0, 1.0]
     assert (recalled.metrics["ac2/overlong_pairs"], recalled.metrics["ac2/overlong_references"]) == (1, 1)
+
+
+def test_noise_normalization_weighs_pairs_by_the_inverse_spread_of_their_values():
+    """Spreads 0.5 and 0 with the floor 0.25 get 2/3 and 4/3; a pair of two prompts has its weight on both together."""
+    plain = algorithm()
+    chosen = dataclasses.replace(plain, critic=dataclasses.replace(plain.critic, noise_normalization=True))
+    memory = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100, spread_floor=0.25)
+    for problem, spread in (("noisy", 0.5), ("flat", 0.0)):
+        ids = np.array([20])
+        memory.add_pair(ObservedGroup(problem, "train", ids, ids, 0.1, 0.1, np.zeros(1), spread, lambda i: ids), 0.1)
+    memory.bank = {"flat": np.array([5])}
+    recalled = memory.recall(np.random.default_rng(0))
+    assert recalled.weight == 2
+    assert sorted(e.weight for e in recalled.examples) == pytest.approx([2 / 3, 2 / 3, 2 / 3])
+    assert recalled.metrics["critic/noise_weight/max"] == pytest.approx(4 / 3)
+    again = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100, spread_floor=0.25)
+    again.restore(*memory.state())
+    assert [pair.spread for pair in again.pairs] == [0.5, 0.0]
+    values = Group(np.array([0.2, 0.6]), *np.zeros((2, 2), bool), np.array([np.nan, np.nan]), np.zeros(2, bool))
+    assert chosen.credit(values).return_std == pytest.approx(0.2)
 
 
 def test_rank_correlation_by_hand():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.grpo import AGGREGATIONS
+from algorithms.policy_update import AGGREGATIONS
 from algorithms.losses import (
     LOG_RATIO_LIMIT,
     BatchTotals,

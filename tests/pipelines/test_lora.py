@@ -12,7 +12,7 @@ from pipelines.learner import Learner
 from pipelines.settings import LoRAConfig, ModelConfig
 from tests.conftest import configure
 from tests.distributed import run_ranks
-from tests.pipelines.test_learner import OPTIMIZER, TEMPERATURE, credited, make_groups, share
+from tests.learner_parts import OPTIMIZER, TEMPERATURE, credited, make_groups, share
 
 LORA = LoRAConfig(rank=4, alpha=8.0, target_modules=["q_proj", "down_proj"])
 

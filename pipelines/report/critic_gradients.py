@@ -1,0 +1,179 @@
+"""How much each response pulls at a critic, against how noisy its prompt's returns are (EasyPPO section 4 and Appendix 10.4).
+
+A response's pull is the norm of its terminal-return gradient before clipping: `|| 1/N sum_t grad (V(s_t) - R)^2 / 2 ||` over all
+parameters of the critic, with N the tokens of all responses. No optimizer step is taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from algorithms.noise import noise_floor, noise_weights, return_std
+from pipelines.report.compare import least_squares
+from pipelines.report.page import Page, axes_grid
+from pipelines.report.runs import ReportError
+
+
+@dataclass(frozen=True)
+class Pulls:
+    """The responses of one checkpoint, all [responses]."""
+
+    label: str
+    std: np.ndarray  # of the prompt's returns
+    norm: np.ndarray  # of the response's gradient
+    weight: np.ndarray  # of the prompt, mean one over prompts
+    floor: float
+    left_out: int  # responses without a reward
+
+    @property
+    def weighted(self) -> np.ndarray:
+        return self.weight * self.norm
+
+
+def rollouts_of(checkpoint: Path) -> Path:
+    """The rollouts of the step that made a checkpoint."""
+    file = checkpoint.parent.parent / "rollouts" / f"{checkpoint.name}.parquet"
+    if not file.is_file():
+        raise ReportError(f"{checkpoint}: {file} is not there; keep_rollouts may have dropped it; name other rollouts with rollouts=FILE.")
+    return file
+
+
+def measure(checkpoint: Path, rollouts: Path, floor: float | None) -> Pulls:
+    """The pull of every judged response of the rollouts on a checkpoint's critic; `floor` None is range / (2 sqrt(group))."""
+    rows = [row for row in pq.read_table(rollouts).to_pylist() if row["purpose"] == "train"]
+    samples, group_stds = [], []
+    for row in rows:
+        rewards = np.array([np.nan if reward is None else reward for reward in row["reward"]], float)
+        std = return_std(rewards)
+        if std is None:
+            continue
+        for response, reward in zip(row["response_ids"], rewards, strict=True):
+            if not np.isnan(reward):
+                samples.append((row["prompt_ids"] + row["prefix_ids"], response, float(reward), len(group_stds)))
+        group_stds.append(std)
+    if not samples:
+        raise ReportError(f"{rollouts}: no prompt has two judged responses, so there is no spread to compare with.")
+    stds, group = np.array(group_stds), np.array([sample[3] for sample in samples])
+    if floor is None:
+        rewards = [sample[2] for sample in samples]
+        floor = noise_floor((min(rewards), max(rewards)), rows[0]["n"]) or 1.0
+    norms = np.array(gradient_norms(checkpoint / "critic", samples))
+    missing = sum(row["n"] for row in rows) - len(samples)
+    return Pulls(checkpoint.name, stds[group], norms, noise_weights(stds, floor)[group], floor, missing)
+
+
+def gradient_norms(critic: Path, samples: Sequence[tuple[list[int], list[int], float, int]]) -> list[float]:
+    """The norm of each response's share of the batch's gradient; a response without tokens has none."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModel
+
+    from pipelines.critic_folder import HEAD
+    from pipelines.value_model import ValueModel
+
+    if not (critic / HEAD).is_file():
+        raise ReportError(f"{critic}: no critic there; give checkpoints of a run with a critic model (algorithm=ppo and its like).")
+    weights = load_file(str(critic / HEAD))
+    if len(weights["bias"]) != 1:
+        raise ReportError(f"{critic}: has a categorical head; these gradients are those of squared errors of a scalar one.")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = ValueModel(AutoModel.from_pretrained(critic, dtype=torch.float32), 1).to(device)
+    model.head.load_state_dict(weights)
+    tokens = sum(len(response) for _, response, _, _ in samples)
+    norms = []
+    for prompt, response, reward, _ in samples:
+        ids = torch.tensor([prompt + response], device=device)
+        states = torch.arange(len(prompt) - 1, ids.shape[1] - 1, device=device)
+        values = model(ids, torch.arange(ids.shape[1], device=device)[None], states)[:, 0]
+        loss = ((values - reward).square() / 2).sum() / tokens
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+    return norms
+
+
+def diagnose_gradients(page: Page, pulls: Sequence[Pulls], bins: int, widest: float | None) -> None:
+    """Fill a page: a table, Figures 3 and 10 (boxes), Figures 11 and 12 (scatter)."""
+    rows: list[list[Any]] = []
+    for one in pulls:
+        before, after = (least_squares(one.std, values) for values in (one.norm, one.weighted))
+        rows.append([one.label, len(one.norm), one.left_out, f"{one.floor:.4g}", *_line(before), *_line(after), *_top(one)])
+    page.heading("Pull of a response against the spread of its prompt's returns")
+    header = ["checkpoint", "responses", "no reward", "floor", "slope", "r", "weighted slope", "weighted r", "top 10 %", "weighted top 10 %"]
+    page.table("gradients", header, rows)
+    page.text(
+        "Slope and r are of the least-squares line of gradient norm on the standard deviation of the prompt's returns. Top 10 %: the "
+        "share of all norms that the tenth of responses with the largest has."
+    )
+    _boxes(page, pulls, bins, widest or max(float(one.std.max()) for one in pulls) or 1.0)
+    _scatter(page, pulls)
+
+
+def _line(line: tuple[float, float, float]) -> list[Any]:
+    return [f"{line[0]:.2e}", line[2]]
+
+
+def _top(one: Pulls) -> list[str]:
+    def share(values: np.ndarray) -> str:
+        top = np.sort(values)[-max(1, round(len(values) / 10)) :]
+        return f"{top.sum() / values.sum():.0%}" if values.sum() else "-"
+
+    return [share(one.norm), share(one.weighted)]
+
+
+def by_bin(std: np.ndarray, values: np.ndarray, edges: np.ndarray) -> list[np.ndarray]:
+    """The values of each interval of `std`: right-closed, zero in the first, what lies beyond the last edge in the last."""
+    place = np.clip(np.searchsorted(edges[1:], std, side="left"), 0, len(edges) - 2)
+    return [values[place == i] for i in range(len(edges) - 1)]
+
+
+def _boxes(page: Page, pulls: Sequence[Pulls], bins: int, widest: float) -> None:
+    edges = np.linspace(0, widest, bins + 1)
+    columns = [(one.label, one.std, one.norm, one.weighted) for one in pulls]
+    if len(pulls) > 1:
+        pooled = (np.concatenate(parts) for parts in zip(*[(one.std, one.norm, one.weighted) for one in pulls], strict=True))
+        columns.append(("pooled", *pooled))
+    figure, axes = axes_grid(len(columns), width=3.2, height=2.6, rows=2)
+    for column, (label, std, *kinds) in zip(axes.T, columns, strict=True):
+        for axis, values, name in zip(column, kinds, ("as they are", "noise-normalized"), strict=True):
+            axis.boxplot(
+                by_bin(std, values, edges),
+                positions=(edges[:-1] + edges[1:]) / 2,
+                widths=0.7 * widest / bins,
+                manage_ticks=False,
+                flierprops={"markersize": 2.5, "alpha": 0.5},
+                medianprops={"color": "tab:red"},
+            )
+            axis.set(title=f"{label}, {name}", xlim=(0, widest))
+    _same_limits(axes)
+    page.figure("boxes", figure)
+    page.text(
+        "Boxes are medians and quartiles of the responses in each interval of return deviation; whiskers reach to the outermost within "
+        "1.5 quartile ranges, all points beyond are shown."
+    )
+
+
+def _scatter(page: Page, pulls: Sequence[Pulls]) -> None:
+    figure, axes = axes_grid(len(pulls), width=3.4, height=2.6, rows=2)
+    for column, one in zip(axes.T, pulls, strict=True):
+        for axis, values, name in zip(column, (one.norm, one.weighted), ("as they are", "noise-normalized"), strict=True):
+            slope, intercept, _ = least_squares(one.std, values)
+            axis.scatter(one.std, values, s=8, alpha=0.5, linewidth=0)
+            ends = np.array([one.std.min(), one.std.max()])
+            axis.plot(ends, intercept + slope * ends, color="tab:red", linewidth=1.5)
+            axis.set(title=f"{one.label}, {name}")
+    _same_limits(axes)
+    page.figure("scatter", figure)
+
+
+def _same_limits(axes: np.ndarray) -> None:
+    high = max(axis.get_ylim()[1] for axis in axes.flat)
+    for axis in axes.flat:
+        axis.set_ylim(0, high)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("gradient norm")
+    for axis in axes[-1]:
+        axis.set_xlabel("return deviation of the prompt")
