@@ -24,8 +24,8 @@ def group_advantages(rewards: np.ndarray, normalize_std: bool) -> np.ndarray:
 def gae(rewards: Sequence[np.ndarray], values: Sequence[np.ndarray], gamma: float, lambdas: np.ndarray) -> list[np.ndarray]:
     """Generalized advantage estimates of whole responses (Schulman et al., 2016); per response [tokens] -> [tokens].
 
-    `A_t = delta_t + gamma lambda A_{t+1}` with `delta_t = r_t + gamma V_{t+1} - V_t`; nothing comes after the last token, cut off or
-    not. `lambdas` [responses]. The value targets are `A_t + V_t`.
+    `A_t = delta_t + gamma lambda A_{t+1}` with `delta_t = r_t + gamma V_{t+1} - V_t`; nothing comes after the last token, cut
+    off or not. `lambdas` [responses]. The value targets are `A_t + V_t`.
     """
     lengths = np.array([len(one) for one in rewards], int)
     longest = int(lengths.max(initial=0))

@@ -44,8 +44,8 @@ class PolicyUpdate:
         """ValueError unless a step's continuations can be cut into `count` equal minibatches."""
         if count < 1 or self.problems_per_step * self.group_size % count:
             raise ValueError(
-                f"algorithm.{name}={count} does not divide the {self.problems_per_step} x {self.group_size} continuations of a step: "
-                f"change problems_per_step, group_size or {name}."
+                f"algorithm.{name}={count} does not divide the {self.problems_per_step} x {self.group_size} continuations of a "
+                f"step: change problems_per_step, group_size or {name}."
             )
 
     @property

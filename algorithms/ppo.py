@@ -111,12 +111,13 @@ class PPO(PolicyUpdate):
     def _check_noise(self) -> None:
         if self.group_size < 2:
             raise ValueError(
-                "algorithm.critic.noise_normalization needs the spread of a prompt's returns: set algorithm.group_size to 2 or more."
+                "algorithm.critic.noise_normalization needs the spread of a prompt's returns: set algorithm.group_size to 2 or "
+                "more."
             )
         if self.critic.noise_floor is None and self.reward_range is None:
             raise ValueError(
-                "algorithm.critic.noise_normalization has no floor: give algorithm.critic.noise_floor, or task.reward_range=[low,high] "
-                "to derive it from."
+                "algorithm.critic.noise_normalization has no floor: give algorithm.critic.noise_floor, or "
+                "task.reward_range=[low,high] to derive it from."
             )
         if self.critic.noise_floor is not None and self.critic.noise_floor <= 0:
             raise ValueError(f"algorithm.critic.noise_floor={self.critic.noise_floor}: must be above 0, or null.")
@@ -125,7 +126,8 @@ class PPO(PolicyUpdate):
         low, high = categorical.support
         if self.reward_range is not None and (self.reward_range[0] < low or self.reward_range[1] > high):
             raise ValueError(
-                f"algorithm.critic.categorical.support={[low, high]} does not cover task.reward_range={list(self.reward_range)}: widen it."
+                f"algorithm.critic.categorical.support={[low, high]} does not cover task.reward_range="
+                f"{list(self.reward_range)}: widen it."
             )
 
     @property
@@ -137,7 +139,7 @@ class PPO(PolicyUpdate):
         from algorithms.value_heads import HLGauss, ScalarHead
 
         bins = self.critic.categorical
-        return ScalarHead(self.critic.value_clip) if bins is None else HLGauss(bins.bins, tuple(bins.support), bins.bandwidth)
+        return ScalarHead(self.critic.value_clip) if bins is None else HLGauss(bins.bins, bins.support, bins.bandwidth)
 
     @property
     def critic_model(self) -> CriticModelSettings:

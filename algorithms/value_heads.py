@@ -14,9 +14,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ValueBatch:
-    """The response states of one micro-batch, concatenated; `outputs` [tokens, outputs] of the head, with gradient, others [tokens]."""
+    """The response states of one micro-batch, concatenated; `outputs` [tokens, outputs] of the head, others [tokens]."""
 
-    outputs: Tensor
+    outputs: Tensor  # with gradient
     old_values: Tensor  # before this step's first update
     returns: Tensor
     weights: Tensor  # of each state's prompt (EasyPPO equation 7); ones without noise normalisation
@@ -58,8 +58,8 @@ class HLGauss:
         low, high = self.support
         if self.bins < 2 or low >= high or self.bandwidth <= 0:
             raise ValueError(
-                f"algorithm.critic.categorical: bins={self.bins}, support={list(self.support)}, bandwidth={self.bandwidth}: needs at "
-                "least 2 bins, a rising support and a bandwidth above 0."
+                f"algorithm.critic.categorical: bins={self.bins}, support={list(self.support)}, bandwidth={self.bandwidth}: "
+                "needs at least 2 bins, a rising support and a bandwidth above 0."
             )
 
     @property
@@ -77,7 +77,9 @@ class HLGauss:
         """A Gaussian around each return, integrated over the bins and normalised on them; [tokens] -> [tokens, bins]."""
         exact = returns.double()  # differences of nearly equal integrals
         half = (self.support[1] - self.support[0]) / (self.bins - 1) / 2
-        edges = torch.linspace(self.support[0] - half, self.support[1] + half, self.bins + 1, dtype=exact.dtype, device=exact.device)
+        edges = torch.linspace(
+            self.support[0] - half, self.support[1] + half, self.bins + 1, dtype=exact.dtype, device=exact.device
+        )
         below = torch.special.erf((edges - exact[:, None]) / (math.sqrt(2) * self.bandwidth))
         mass = below.diff(dim=-1)
         return (mass / (below[:, -1:] - below[:, :1])).to(returns.dtype)
@@ -86,9 +88,10 @@ class HLGauss:
         """Cross-entropy against the smoothed target; ValueError with the range seen if a return lies outside the bins."""
         low, high = self.support
         if len(batch.returns) and (float(batch.returns.min()) < low or float(batch.returns.max()) > high):
+            least, most = float(batch.returns.min()), float(batch.returns.max())
             raise ValueError(
-                f"algorithm.critic.categorical.support={list(self.support)} does not cover returns from {float(batch.returns.min()):g} "
-                f"to {float(batch.returns.max()):g}: widen it."
+                f"algorithm.critic.categorical.support={list(self.support)} does not cover returns from {least:g} to {most:g}: "
+                "widen it."
             )
         return -(self.target(batch.returns) * batch.outputs.log_softmax(-1)).sum(-1), {}
 

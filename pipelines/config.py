@@ -254,7 +254,9 @@ def make(kind: type[T], values: dict[str, Any], where: str) -> T:
     }
     for name, value in values.items():
         _check_type(f"{where}.{name}", value, str(fields[name].type))
-    return kind(**{name: tuple(value) if isinstance(value, list) and _is_tuple(hints[name]) else value for name, value in values.items()})
+    return kind(
+        **{name: tuple(value) if isinstance(value, list) and _is_tuple(hints[name]) else value for name, value in values.items()}
+    )
 
 
 def _is_tuple(hint: Any) -> bool:

@@ -345,8 +345,8 @@ class Coordinator:
         found = [] if self._replay is None else [f"replay buffer file skipped: {why}" for why in self._replay.skipped]
         if self._last.get("actor/empty_minibatches"):
             found.append(
-                f"step {self._last['training/global_step']:.0f}: an actor minibatch had no response to learn from (all truncated and "
-                "filtered, or without a reward), so its step was skipped"
+                f"step {self._last['training/global_step']:.0f}: an actor minibatch had no response to learn from (all truncated "
+                "and filtered, or without a reward), so its step was skipped"
             )
         return found + (self.memory.warnings() if self.memory is not None else [])
 

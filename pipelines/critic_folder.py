@@ -18,7 +18,8 @@ def check_critic(path: str, outputs: int, policy_path: str) -> None:
     vocabulary, own = (read_model_config(folder).get("vocab_size") for folder in (policy_path, path))
     if own != vocabulary:
         raise CriticError(
-            f"algorithm.critic.path={path}: its vocabulary has {own} tokens and the policy's {vocabulary}; the two must share a tokenizer."
+            f"algorithm.critic.path={path}: its vocabulary has {own} tokens and the policy's {vocabulary}; the two must share a "
+            "tokenizer."
         )
     file = Path(path) / HEAD
     if not file.is_file():
@@ -27,6 +28,6 @@ def check_critic(path: str, outputs: int, policy_path: str) -> None:
         size = head.get_slice("bias").get_shape()[0]
     if size != outputs:
         raise CriticError(
-            f"algorithm.critic.path={path}: its head has {size} outputs and this run's has {outputs}; set algorithm.critic.categorical "
-            "as in the run that made it."
+            f"algorithm.critic.path={path}: its head has {size} outputs and this run's has {outputs}; set "
+            "algorithm.critic.categorical as in the run that made it."
         )

@@ -1,11 +1,14 @@
-"""How every command starts and ends: `--help`, `--cfg job`, and errors as one sentence."""
+"""How every command starts and ends: `--help`, `--cfg job`, `--multirun`, and errors as one sentence."""
 
+import itertools
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, cast
 
 import ray
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -17,7 +20,11 @@ from pipelines.progress import root_cause
 def command(arguments: list[str], usage: str, config_name: str, run: Callable[[dict[str, Any]], Any]) -> int:
     """Compose the configuration and run; returns the exit status (2 for what the user can mend before anything starts)."""
     if "--help" in arguments or "-h" in arguments:
-        print(usage.strip(), "`--cfg job` prints the composed configuration; see README.md.", sep="\n")
+        print(
+            usage.strip(),
+            "`--cfg job` prints the composed configuration, `--multirun key=a,b` runs one after the other; see README.md.",
+            sep="\n",
+        )
         return 0
     already_connected = ray.is_initialized()
     try:
@@ -25,6 +32,8 @@ def command(arguments: list[str], usage: str, config_name: str, run: Callable[[d
             at = arguments.index("--cfg")
             print(OmegaConf.to_yaml(compose(arguments[:at] + arguments[at + 2 :], config_name)), end="")
             return 0
+        if arguments[:1] in (["--multirun"], ["-m"]):
+            return multirun(arguments[1:], config_name)
         run(resolved(compose(arguments, config_name)))
         return 0
     except Exception as error:
@@ -36,6 +45,35 @@ def command(arguments: list[str], usage: str, config_name: str, run: Callable[[d
     finally:
         if not already_connected:
             ray.shutdown()
+
+
+def multirun(arguments: list[str], config_name: str) -> int:
+    """A process for each combination of swept values, one after the other; all are composed first. The worst exit status."""
+    sweeps = combinations(arguments)
+    for sweep in sweeps:
+        resolved(compose(sweep, config_name))
+    spec = sys.modules["__main__"].__spec__
+    assert spec is not None, "commands are started as modules"
+    statuses = []
+    for i, sweep in enumerate(sweeps, start=1):
+        print(f"run {i} of {len(sweeps)}: {' '.join(sweep)}", flush=True)
+        statuses.append(subprocess.run([sys.executable, "-m", spec.name, *sweep]).returncode)
+    failed = [" ".join(sweep) for sweep, status in zip(sweeps, statuses, strict=True) if status]
+    if failed:
+        print(f"error: {len(failed)} of {len(sweeps)} runs failed: {'; '.join(failed)}", file=sys.stderr)
+    return max(statuses)
+
+
+def combinations(arguments: list[str]) -> list[list[str]]:
+    """Every choice of one value for each argument that sweeps several, in Hydra's grammar (`a,b`, `range(1,4)`, `glob(*)`)."""
+    overrides = OverridesParser.create().parse_overrides(arguments)
+    choices = [
+        [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+        if override.is_sweep_override()
+        else [override.input_line or ""]
+        for override in overrides
+    ]
+    return [list(chosen) for chosen in itertools.product(*choices)]
 
 
 def resolved(composed: DictConfig) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from algorithms.types import (
 from pipelines.batching import microbatches, pad, sequences_of, split_like
 from pipelines.collectives import Ranks
 from pipelines.model import Policy, load_policy
+from pipelines.offload import Part, Residency
 from pipelines.optimization import Meter, Optimizer, accumulate, column
 from pipelines.settings import ModelConfig, OptimizerConfig
 from pipelines.value_model import Critic
@@ -65,6 +66,7 @@ class Learner:
         critic: CriticSettings | None = None,
         critic_model: CriticModelSettings | None = None,
         memory: MemoryLink | None = None,
+        offload_idle: bool = False,
     ) -> None:
         self.stream_timeout_s = stream_timeout_s
         self.config, self.model, self.device, self.memory = optimizer, model, device, memory
@@ -107,6 +109,12 @@ class Learner:
                 max_nonfinite_steps=optimizer.max_nonfinite_steps,
                 spent=self._spent,
             )
+        parts: dict[str, Part | None] = {"policy": self.policy, "reference": self.reference, "actor": self.optimizer.adamw}
+        if self.critic is not None:
+            parts |= {"critic": self.critic.model, "critic optimizer": self.critic.optimizer.adamw}
+        if self.critic_optimizer is not None:
+            parts["policy's critic"] = self.critic_optimizer.adamw
+        self.residency = Residency(device, {name: part for name, part in parts.items() if part is not None}, offload_idle)
         self.batches = 0  # rollout batches received
         self.updates = 0  # optimizer steps of the actor
         self.timings: Metrics = {}  # seconds by activity, for the loop to read and clear
@@ -127,6 +135,7 @@ class Learner:
         stream's end, or nothing.
         """
         self.batches += 1
+        self.residency.use("policy", "reference", "critic")
         sequences: list[Sequence] = []
         stream = _in_background(groups, self.stream_timeout_s)
         waiting: list[Sequence] = []
@@ -173,6 +182,10 @@ class Learner:
             parts[order[sequence.index] * count // len(order)].append(sequence)
         return parts
 
+    def use_all(self) -> None:
+        """Have every part on the device, for what reads them all: weight sync and checkpoints."""
+        self.residency.use(*self.residency.parts)
+
     def total(self, values: list[float]) -> list[float]:
         """Each number summed over all ranks."""
         return self.ranks.total(values)
@@ -206,6 +219,7 @@ class Learner:
         tokens, count = self.ranks.total([sum(s.response_length for s in sequences), len(sequences)])
         if not count:
             return {"actor/empty_minibatches": 1.0} | ({"actor/update_norm": 0.0} if measure_change else {})
+        self.residency.use("policy", "actor")
         totals = BatchTotals(int(tokens), int(count))
         meter = Meter(self.ranks)
 
@@ -221,6 +235,7 @@ class Learner:
     def value_step(self, sequences: list[Sequence], loss: ValueLoss, lr: float) -> Metrics:
         """One optimizer step of the critic model."""
         assert self.critic is not None
+        self.residency.use("critic", "critic optimizer")
         return self.critic.step(sequences, loss, lr)
 
     def critic_step(self, examples: list[CriticExample], total_weight: float, lr: float) -> Metrics:
@@ -230,6 +245,7 @@ class Learner:
         started = time.perf_counter()
         if not total_weight:
             return {"critic/update_norm": 0.0}
+        self.residency.use("policy", "policy's critic")
         meter = Meter(self.ranks)
         sequences = [_lesson(i, example) for i, example in enumerate(examples)]
         (tokens,) = self.ranks.total([sum(len(example.answer) for example in examples)])
@@ -268,8 +284,8 @@ class Learner:
         accumulate(self.policy, sequences, self.max_tokens, self.ranks, objective)
 
     def _forward(self, batch: list[Sequence], entropy_grad: bool, temperature: float) -> TokenBatch:
-        """A micro-batch's tokens. Log-probabilities that were not stored are the current ones: of the policy before any update, and of
-        a reference that no loss reads."""
+        """A micro-batch's tokens. Log-probabilities that were not stored are the current ones: of the policy before any update, and
+        of a reference that no loss reads."""
         padded = pad(batch, self.device)
         logprobs, entropy = self.policy(
             padded.input_ids, padded.position_ids, padded.select, padded.targets, temperature, entropy_grad

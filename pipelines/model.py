@@ -107,7 +107,7 @@ def distribute(
     module.to_empty(device=device) if mesh.get_rank() else module.to(device)
     backbone.tie_weights()
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
-    set_model_state_dict(module, full, options=options)
+    set_model_state_dict(module, cast(dict[str, Any], full), options=options)
     for buffer in module.buffers():  # rotary frequencies and the like are in no state dict
         dist.broadcast(buffer, src=0)
     return module

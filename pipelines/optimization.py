@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from algorithms.types import Metrics, Sequence
 from pipelines.batching import microbatches
-from pipelines.model import sync_gradients
 from pipelines.collectives import Ranks
+from pipelines.model import sync_gradients
 
 
 class NonFiniteError(RuntimeError):
@@ -21,7 +21,7 @@ class NonFiniteError(RuntimeError):
 def accumulate(
     module: nn.Module, sequences: list[Sequence], max_tokens: int, ranks: Ranks, objective: Callable[[list[Sequence]], Tensor]
 ) -> None:
-    """Gradients of the sum of an objective over micro-batches and ranks. Ranks go in lockstep: one without a batch brings an empty one.
+    """Gradients of the sum of an objective over micro-batches and ranks, in lockstep: a rank without a batch brings an empty one.
 
     The objective's weights count all ranks, and FSDP averages over them, so it is scaled by their number.
     """

@@ -102,6 +102,7 @@ class LearnerConfig:
     max_tokens_per_microbatch: int
     stream_timeout_s: float  # the longest wait for a next rollout group
     max_restarts: int  # of all ranks from the newest checkpoint, after one died
+    offload_idle: bool  # weights and optimizer states that are not in use wait in the host's memory
 
 
 @dataclass(frozen=True)

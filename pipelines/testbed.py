@@ -155,7 +155,9 @@ WORLDS = {
     "chain_arithmetic": World(
         chain_problem, chain_outcomes, chain_text, lambda problem, state: f"{state[1]:02d}" == problem.ground_truth
     ),
-    "graded_chain": World(graded_problem, chain_outcomes, chain_text, lambda problem, state: 2 + 2 * state[0] == len(problem.prompt)),
+    "graded_chain": World(
+        graded_problem, chain_outcomes, chain_text, lambda problem, state: 2 + 2 * state[0] == len(problem.prompt)
+    ),
     "number_walk": World(walk_problem, walk_outcomes, walk_text, lambda problem, state: state[1] == int(problem.prompt[3:5])),
 }
 
@@ -200,7 +202,7 @@ EXAMPLES = pa.schema(
 NEAR = (1, 12)  # distances of walks that begin near their target, as landing on it is the hard part
 MAX_DETOURS = 3  # of a walk that strays first: only where walks turn back must a model compare target and place at every move
 VALUES = ("chain_value", "walk_value")
-SOURCES = {
+SOURCES: dict[str, tuple[str, Callable[[random.Random], Problem]]] = {
     "chain": ("chain_arithmetic", chain_problem),
     "walk": ("number_walk", walk_problem),
     "near_walk": ("number_walk", lambda rng: walk_problem(rng, NEAR)),

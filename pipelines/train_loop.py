@@ -41,6 +41,7 @@ class Loop:
             critic=config.algorithm.critic_optimizer,
             critic_model=config.algorithm.critic_model,
             memory=self,
+            offload_idle=config.learner.offload_idle,
         )
         self.weights = weight_sync(self.learner, config.engines, config.weights_dir)
         self.shard = ray.train.get_dataset_shard("rollouts")
@@ -110,6 +111,7 @@ class Loop:
 
     def sync(self, version: int) -> None:
         """Give the engines this rank's part of the weights."""
+        self.learner.residency.use("policy")
         self.weights.push(version)
         self.version = version
 
@@ -129,6 +131,7 @@ class Loop:
         state = self.ask("state") if self.rank == 0 else {}
         manifest = config.manifest | {"step": step, "score": state.get("evaluations", {}).get(str(step))}
         manifest["mlflow_run_id"] = state.get("mlflow_run_id")
+        self.learner.use_all()
         train_state.save(self.learner, path, config.model.path, state, manifest)
         ray.train.report(
             {"step": step},

@@ -23,9 +23,8 @@ from pipelines.optimization import Meter, Optimizer, accumulate, column
 from pipelines.settings import ModelConfig
 
 
-
 class ValueModel(nn.Module):
-    """A backbone whose head says what the state after each token is worth. The head is float32, whatever the backbone computes in."""
+    """A backbone whose head says what the state after each token is worth. The head is float32, whatever the backbone is."""
 
     def __init__(self, backbone: PreTrainedModel, outputs: int) -> None:
         super().__init__()
@@ -88,7 +87,7 @@ class Critic:
             sequence.values = own
 
     def step(self, sequences: list[Sequence], loss: ValueLoss, lr: float) -> Metrics:
-        """One step on the loss of the states that the critic learns from, over their number on all ranks; `lr` after the warm-up."""
+        """One step on the loss of the states that the critic learns from, over their number on all ranks; `lr` once warm."""
         started = time.perf_counter()
         sequences = [s for s in sequences if s.critic_mask and s.response_length]
         (states,) = self.ranks.total([sum(s.response_length for s in sequences)])

@@ -1,11 +1,8 @@
 """The whole loop as its user starts it: every part real, killed and resumed, evaluated and opened by others."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import mlflow
@@ -15,32 +12,11 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.distributed import free_port
+from tests.commands import DEADLINE_S, SMALL, command, killed_after, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-DEADLINE_S = 420
 SMOLLM2 = Path("models/smollm2-135m")
-SMALL = [
-    "algorithm.problems_per_step=8",
-    "algorithm.group_size=4",
-    "task.train.count=64",
-    "task.validation.count=8",
-    "evaluation.every=4",
-    "evaluation.n=2",
-    "checkpoint.every=2",
-    "tracking.system_metrics=false",
-]
-
-
-def command(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", module, *arguments, f"cluster.judge.http_port={free_port()}"]
-
-
-def run(module: str, *arguments: str) -> str:
-    done = subprocess.run(command(module, *arguments), capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,16 +57,7 @@ def killed(workspace, settings) -> dict:
     """A run whose driver is killed after a step that is in no checkpoint; what that step's batch was."""
     output = workspace / "out"
     last = output / "rollouts" / f"step_{KILLED_AFTER:06d}.parquet"
-    with open(workspace / "log", "w") as log:
-        process = subprocess.Popen(command("pipelines.train", *settings, f"output_dir={output}"), stdout=log, stderr=log)
-    deadline = time.monotonic() + DEADLINE_S
-    while not last.exists():
-        assert process.poll() is None, (workspace / "log").read_text()
-        assert time.monotonic() < deadline, (workspace / "log").read_text()
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    time.sleep(1.0)
+    killed_after(last, workspace / "log", "pipelines.train", *settings, f"output_dir={output}")
     return {"output": output, "batch": pq.read_table(last).to_pylist()}
 
 

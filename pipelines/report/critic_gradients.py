@@ -38,14 +38,17 @@ def rollouts_of(checkpoint: Path) -> Path:
     """The rollouts of the step that made a checkpoint."""
     file = checkpoint.parent.parent / "rollouts" / f"{checkpoint.name}.parquet"
     if not file.is_file():
-        raise ReportError(f"{checkpoint}: {file} is not there; keep_rollouts may have dropped it; name other rollouts with rollouts=FILE.")
+        raise ReportError(
+            f"{checkpoint}: {file} is not there; keep_rollouts may have dropped it; name other rollouts with rollouts=FILE."
+        )
     return file
 
 
 def measure(checkpoint: Path, rollouts: Path, floor: float | None) -> Pulls:
     """The pull of every judged response of the rollouts on a checkpoint's critic; `floor` None is range / (2 sqrt(group))."""
     rows = [row for row in pq.read_table(rollouts).to_pylist() if row["purpose"] == "train"]
-    samples, group_stds = [], []
+    samples: list[tuple[list[int], list[int], float, int]] = []
+    group_stds: list[float] = []
     for row in rows:
         rewards = np.array([np.nan if reward is None else reward for reward in row["reward"]], float)
         std = return_std(rewards)
@@ -59,8 +62,8 @@ def measure(checkpoint: Path, rollouts: Path, floor: float | None) -> Pulls:
         raise ReportError(f"{rollouts}: no prompt has two judged responses, so there is no spread to compare with.")
     stds, group = np.array(group_stds), np.array([sample[3] for sample in samples])
     if floor is None:
-        rewards = [sample[2] for sample in samples]
-        floor = noise_floor((min(rewards), max(rewards)), rows[0]["n"]) or 1.0
+        seen = [sample[2] for sample in samples]
+        floor = noise_floor((min(seen), max(seen)), rows[0]["n"]) or 1.0
     norms = np.array(gradient_norms(checkpoint / "critic", samples))
     missing = sum(row["n"] for row in rows) - len(samples)
     return Pulls(checkpoint.name, stds[group], norms, noise_weights(stds, floor)[group], floor, missing)
@@ -102,11 +105,22 @@ def diagnose_gradients(page: Page, pulls: Sequence[Pulls], bins: int, widest: fl
         before, after = (least_squares(one.std, values) for values in (one.norm, one.weighted))
         rows.append([one.label, len(one.norm), one.left_out, f"{one.floor:.4g}", *_line(before), *_line(after), *_top(one)])
     page.heading("Pull of a response against the spread of its prompt's returns")
-    header = ["checkpoint", "responses", "no reward", "floor", "slope", "r", "weighted slope", "weighted r", "top 10 %", "weighted top 10 %"]
+    header = [
+        "checkpoint",
+        "responses",
+        "no reward",
+        "floor",
+        "slope",
+        "r",
+        "weighted slope",
+        "weighted r",
+        "top 10 %",
+        "weighted top 10 %",
+    ]
     page.table("gradients", header, rows)
     page.text(
-        "Slope and r are of the least-squares line of gradient norm on the standard deviation of the prompt's returns. Top 10 %: the "
-        "share of all norms that the tenth of responses with the largest has."
+        "Slope and r are of the least-squares line of gradient norm on the standard deviation of the prompt's returns. Top 10 %: "
+        "the share of all norms that the tenth of responses with the largest has."
     )
     _boxes(page, pulls, bins, widest or max(float(one.std.max()) for one in pulls) or 1.0)
     _scatter(page, pulls)
@@ -134,8 +148,8 @@ def _boxes(page: Page, pulls: Sequence[Pulls], bins: int, widest: float) -> None
     edges = np.linspace(0, widest, bins + 1)
     columns = [(one.label, one.std, one.norm, one.weighted) for one in pulls]
     if len(pulls) > 1:
-        pooled = (np.concatenate(parts) for parts in zip(*[(one.std, one.norm, one.weighted) for one in pulls], strict=True))
-        columns.append(("pooled", *pooled))
+        std, norm, weighted = (np.concatenate(parts) for parts in zip(*[one[1:] for one in columns], strict=True))
+        columns.append(("pooled", std, norm, weighted))
     figure, axes = axes_grid(len(columns), width=3.2, height=2.6, rows=2)
     for column, (label, std, *kinds) in zip(axes.T, columns, strict=True):
         for axis, values, name in zip(column, kinds, ("as they are", "noise-normalized"), strict=True):
@@ -151,8 +165,8 @@ def _boxes(page: Page, pulls: Sequence[Pulls], bins: int, widest: float) -> None
     _same_limits(axes)
     page.figure("boxes", figure)
     page.text(
-        "Boxes are medians and quartiles of the responses in each interval of return deviation; whiskers reach to the outermost within "
-        "1.5 quartile ranges, all points beyond are shown."
+        "Boxes are medians and quartiles of the responses in each interval of return deviation; whiskers reach to the "
+        "outermost within 1.5 quartile ranges, all points beyond are shown."
     )
 
 

@@ -330,7 +330,7 @@ def test_noise_normalization_weighs_pairs_by_the_inverse_spread_of_their_values(
     memory = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100, spread_floor=0.25)
     for problem, spread in (("noisy", 0.5), ("flat", 0.0)):
         ids = np.array([20])
-        memory.add_pair(ObservedGroup(problem, "train", ids, ids, 0.1, 0.1, np.zeros(1), spread, lambda i: ids), 0.1)
+        memory.add_pair(ObservedGroup(problem, "train", ids, ids, 0.1, 0.1, np.zeros(1), spread, lambda i: np.array([5])), 0.1)
     memory.bank = {"flat": np.array([5])}
     recalled = memory.recall(np.random.default_rng(0))
     assert recalled.weight == 2

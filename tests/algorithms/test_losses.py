@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.policy_update import AGGREGATIONS
 from algorithms.losses import (
     LOG_RATIO_LIMIT,
     BatchTotals,
@@ -14,6 +13,7 @@ from algorithms.losses import (
     token_weight,
     truncated_importance_weights,
 )
+from algorithms.policy_update import AGGREGATIONS
 
 
 def surrogate(ratio, advantage, low=0.2, high=0.28, dual=3.0):

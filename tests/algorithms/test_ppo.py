@@ -106,8 +106,8 @@ def test_hl_gauss_values_are_expectations_and_the_best_outputs_say_the_return():
 
 
 def test_table_5s_bandwidths_are_three_quarters_of_a_bin():
-    assert 0.75 * 1.2 / 100 == pytest.approx(0.009)
-    assert 0.75 * 2.2 / 100 == pytest.approx(0.0165)
+    assert pytest.approx(0.009) == 0.75 * 1.2 / 100
+    assert pytest.approx(0.0165) == 0.75 * 2.2 / 100
 
 
 def test_a_return_outside_the_bins_is_refused_with_the_range_seen():
@@ -188,9 +188,15 @@ def test_easyppo_is_ppo_and_three_settings():
     [
         (["algorithm.critic.minibatches=3"], r"algorithm.critic.minibatches=3 does not divide the 32 x 8 continuations"),
         (["algorithm.critic.noise_normalization=true", "algorithm.group_size=1"], r"needs the spread of a prompt's returns"),
-        (["algorithm.critic.noise_normalization=true", "algorithm.reward_range=null"], r"give algorithm.critic.noise_floor, or task"),
+        (
+            ["algorithm.critic.noise_normalization=true", "algorithm.reward_range=null"],
+            r"give algorithm.critic.noise_floor, or task",
+        ),
         (["algorithm.critic.noise_normalization=true", "algorithm.critic.noise_floor=0"], r"noise_floor=0: must be above 0"),
-        (["algorithm.critic.categorical={bins:11,support:[0.2,0.8],bandwidth:0.1}"], r"does not cover task.reward_range=\[0.0, 1.0\]"),
+        (
+            ["algorithm.critic.categorical={bins:11,support:[0.2,0.8],bandwidth:0.1}"],
+            r"does not cover task.reward_range=\[0.0, 1.0\]",
+        ),
         (["algorithm.critic.categorical={bins:1,support:[0,1],bandwidth:0.1}"], r"at least 2 bins"),
         (["algorithm.overlong_filter=critic"], r"use one of none, both, actor_only"),
         (["algorithm.gae_lambda_policy=1.5"], r"must lie within 0 and 1"),

@@ -87,7 +87,9 @@ def test_prefix_grpo_plans_refills_once_and_counts_the_prefix_in_the_budget():
     algorithm = configure("algorithm=prefix_grpo", "algorithm.problems_per_step=6").algorithm
     rows = algorithm.plan(State([("a", 100), ("b", 60)]))
     refill, train = [r for r in rows if r.purpose == "refill"], [r for r in rows if r.purpose == "train"]
-    assert [(r.n, r.prefix_ids, r.max_new_tokens) for r in refill] == [(1, [], algorithm.max_new_tokens)] * algorithm.replay.refill_problems
+    assert [(r.n, r.prefix_ids, r.max_new_tokens) for r in refill] == [
+        (1, [], algorithm.max_new_tokens)
+    ] * algorithm.replay.refill_problems
     assert len(train) == 6
     assert all(r.n == algorithm.group_size and len(r.prefix_ids) + r.max_new_tokens == algorithm.max_new_tokens for r in train)
     assert any(r.prefix_ids for r in train)

@@ -64,19 +64,25 @@ def critic_folder(path: Path, model: str, outputs: int) -> str:
     return str(path)
 
 
-def updated(folders: dict[str, str], variant: str, max_tokens: int = 4096) -> dict:
+def updated(folders: dict[str, str], variant: str, max_tokens: int = 4096, offload_idle: bool = False) -> dict:
     """Metrics and weights after one update on this rank's share of the groups."""
     algorithm = algorithm_of(variant)
     settings = dataclasses.replace(algorithm.critic_model, path=folders["bins" if variant == "hl_gauss" else "scalar"])
-    learner = make_learner(folders["policy"], max_tokens, reference_path=folders["reference"], critic_model=settings)
+    fields = {"reference_path": folders["reference"], "critic_model": settings, "offload_idle": offload_idle}
+    learner = make_learner(folders["policy"], max_tokens, **fields)
     metrics = algorithm.update(learner, share(credited(truncated_groups(), algorithm)))
+    if offload_idle:
+        assert learner.residency.resident == {"policy", "actor"}
+        learner.use_all()
     critic = {name: gathered(value).clone() for name, value in learner.critic.model.state_dict().items()}
     return {"metrics": metrics, "weights": full_state_dict(learner.policy, torch.float32), "critic": critic}
 
 
 def second_update(folders: dict[str, str], path: str) -> dict:
     """Weights after a warm-up step and a whole one: two ranks leave a checkpoint between them, one rank goes on from it."""
-    algorithm = dataclasses.replace(algorithm_of("easyppo"), critic=dataclasses.replace(algorithm_of("easyppo").critic, warmup_steps=1))
+    algorithm = dataclasses.replace(
+        algorithm_of("easyppo"), critic=dataclasses.replace(algorithm_of("easyppo").critic, warmup_steps=1)
+    )
     settings = dataclasses.replace(algorithm.critic_model, path=folders["scalar"])
     learner = make_learner(folders["policy"], 4096, reference_path=folders["reference"], critic_model=settings)
     groups = credited(truncated_groups(), algorithm)
@@ -108,6 +114,7 @@ def everything(folders: dict[str, str], path: str) -> dict:
     """All that the tests below compare, in one set of processes: starting them is what takes the time."""
     results = {variant: updated(folders, variant) for variant in VARIANTS}
     results["small"] = updated(folders, "easyppo", max_tokens=64)
+    results["offloaded"] = updated(folders, "easyppo", offload_idle=True)
     results["second"] = second_update(folders, path)
     results["all_truncated"] = masked_update(folders, finish_reason="length")
     results["none_judged"] = masked_update(folders, reward=None)
@@ -142,7 +149,9 @@ def reference(folders: dict[str, str], variant: str) -> tuple[dict, dict, dict]:
     head = nn.Linear(backbone.config.hidden_size, outputs)
     head.load_state_dict(load_file(str(Path(critic_path) / HEAD)))
     actor = torch.optim.AdamW(policy.parameters(), lr=1e-3, betas=(0.9, 0.99), eps=1e-3, weight_decay=0.01)
-    critic = torch.optim.AdamW([*backbone.parameters(), *head.parameters()], lr=1e-3, betas=(0.9, 0.999), eps=1e-3, weight_decay=0.01)
+    critic = torch.optim.AdamW(
+        [*backbone.parameters(), *head.parameters()], lr=1e-3, betas=(0.9, 0.999), eps=1e-3, weight_decay=0.01
+    )
     groups = [
         {
             "prompt": group["prompt_ids"] + group["prefix_ids"],
@@ -198,10 +207,10 @@ def test_an_update_is_the_plain_references(folders, results, variant: str):
         torch.testing.assert_close(value, critic[name], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, "small"])
+@pytest.mark.parametrize("variant", [*VARIANTS, "small", "offloaded"])
 def test_two_ranks_and_any_split_give_the_same(results, variant: str):
     """Rank 1 has one group of six: the weights' mean of one is over the whole batch, not over a rank."""
-    one, two = results[1][variant if variant != "small" else "easyppo"], results[2][variant]
+    one, two = results[1][variant if variant in VARIANTS else "easyppo"], results[2][variant]
     for name, value in one["metrics"].items():
         assert two["metrics"][name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
     for part in ("weights", "critic"):

@@ -1,7 +1,7 @@
 """PPO and EasyPPO in one plain file: a whole update from judged rollouts to new weights, with nothing of this project imported.
 
-It reads top to bottom and takes one response at a time, with no padding, no micro-batches and no ranks. The real path must agree with
-it number for number.
+It reads top to bottom and takes one response at a time, with no padding, no micro-batches and no ranks. The real path must agree
+with it number for number.
 """
 
 import torch
