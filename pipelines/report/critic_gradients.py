@@ -140,8 +140,9 @@ def _top(one: Pulls) -> list[str]:
 
 def by_bin(std: np.ndarray, values: np.ndarray, edges: np.ndarray) -> list[np.ndarray]:
     """The values of each interval of `std`: right-closed, zero in the first, what lies beyond the last edge in the last."""
-    place = np.clip(np.searchsorted(edges[1:], std, side="left"), 0, len(edges) - 2)
-    return [values[place == i] for i in range(len(edges) - 1)]
+    ends = np.round(edges[1:], 9)  # deviations on an edge differ from it by rounding
+    place = np.clip(np.searchsorted(ends, np.round(std, 9), side="left"), 0, len(ends) - 1)
+    return [values[place == i] for i in range(len(ends))]
 
 
 def _boxes(page: Page, pulls: Sequence[Pulls], bins: int, widest: float) -> None:

@@ -19,14 +19,14 @@ from typing import Any
 WARM_UP = 2
 
 
-def loop_timings(groups: int, steps: int, folder: str) -> dict[str, list[float]]:
-    """Run the product for some steps and read its timings from MLflow."""
+def loop_timings(groups: int, steps: int, folder: str, *more: str) -> dict[str, list[float]]:
+    """Run the product for some steps, with more overrides if given, and read its timings from MLflow."""
     import mlflow
 
     uri = f"sqlite:///{folder}/mlflow.db"
     overrides = [f"algorithm.problems_per_step={groups}", f"steps={steps}", "evaluation.every=0", "checkpoint.every=0"]
     overrides += [f"output_dir={folder}/out", f"tracking.uri={uri}", f"tracking.artifacts={folder}/artifacts"]
-    subprocess.run([sys.executable, "-m", "pipelines.train", *overrides], check=True)
+    subprocess.run([sys.executable, "-m", "pipelines.train", *overrides, *more], check=True)
     client = mlflow.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("chain_arithmetic").experiment_id])
     names = [name for name in run.data.metrics if name.startswith("timing_s/")] + ["decode/tokens"]
