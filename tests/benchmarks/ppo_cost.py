@@ -1,7 +1,7 @@
 """What PPO's critic and reference add to a step: `python -m tests.benchmarks.ppo_cost [--groups 64] [--steps 5] [--repeats 2]`
 
-Runs GRPO and PPO on the testbed with one optimizer step of the actor per batch each, in turn, at a learning rate of 0 so that both roll
-out alike, and prints the median seconds of a step with its parts, and the ratio of each repeat.
+Runs GRPO and PPO on the testbed with one optimizer step of the actor per batch each, in turn, at a learning rate of 0 so that both
+roll out alike, and prints the median seconds of a step with its parts, and the ratio of each repeat.
 """
 
 import argparse
