@@ -172,7 +172,7 @@ class PPO(PolicyUpdate):
 
     def update(self, learner: Learner, groups: Iterable[dict]) -> Metrics:
         """Values and log-probabilities as groups arrive, advantages, K critic steps, and after the warm-up the actor's."""
-        warming_up = learner.batches < self.critic.warmup_steps  # the batch about to arrive included
+        warming_up = learner.batches < self.critic.warmup_steps  # with so many batches before this one
         batch = learner.receive(
             groups,
             with_old_logprobs=self.needs_old_logprobs or self.kl_in_reward != 0,

@@ -64,8 +64,11 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
         find(source)
     manifest = _manifest(config, train)
     if resume_from is not None:
-        # A branch may change the algorithm and the seed.
-        common = manifest if config.branch_from is None else {name: manifest[name] for name in ("model", "dataset")}
+        # A branch may change the algorithm and the seed, and a critic model may be new.
+        kept = [
+            name for name in ("model", "dataset", "critic") if name in manifest and name in checkpoint.read_manifest(resume_from)
+        ]
+        common = manifest if config.branch_from is None else {name: manifest[name] for name in kept}
         checkpoint.check_fits(resume_from, common)
     critic = critic_queries(config)
     check_start(config.replay_buffer, tokenizer_hash(tokenizer))
@@ -127,12 +130,22 @@ def _newest(path: str, key: str) -> Path:
 
 def _manifest(config: RunConfig, train: ProblemSet) -> dict[str, Any]:
     """What a checkpoint must share with the run that loads it."""
-    shape = {
-        k: v for k, v in read_model_config(config.model.path).items() if k not in ("transformers_version", "dtype", "torch_dtype")
+    manifest = {
+        "algorithm": config.algorithm.name,
+        "model": _shape(config.model.path),
+        "dataset": train.fingerprint,
+        "seed": config.seed,
     }
-    manifest = {"algorithm": config.algorithm.name, "model": digest(shape), "dataset": train.fingerprint, "seed": config.seed}
     critic = config.algorithm.critic_model
-    return manifest if critic is None else manifest | {"critic": f"{critic.head.outputs} outputs"}
+    if critic is None:
+        return manifest
+    return manifest | {"critic": f"{_shape(critic.path or config.model.path)} with {critic.head.outputs} outputs"}
+
+
+def _shape(path: str) -> str:
+    """A fingerprint of what a model's weights look like."""
+    incidental = ("transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
+    return digest({key: value for key, value in read_model_config(path).items() if key not in incidental})
 
 
 def _announce(config: RunConfig, tokenizer: Any, train: ProblemSet, validation: ProblemSet, output_dir: str) -> None:

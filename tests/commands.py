@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.distributed import free_port
 
 DEADLINE_S = 420
+ONE_ENGINE = "cluster.engines.count=1"  # starting a second takes longer than it saves in a short run
 SMALL = [
     "algorithm.problems_per_step=8",
     "algorithm.group_size=4",

@@ -12,7 +12,7 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.commands import DEADLINE_S, SMALL, command, killed_after, run
+from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, command, killed_after, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -162,6 +162,7 @@ def test_evaluate_writes_a_row_per_problem(resumed, workspace):
         "task=number_walk",
         "task.validation.count=8",
         "evaluation.n=4",
+        ONE_ENGINE,
     )
     assert "val-core/number_walk/acc/mean@4" in stdout
     assert "val-core/number_walk/acc/best@4/mean" in stdout
@@ -181,6 +182,7 @@ def test_prefixes_are_replayed_offline_and_the_critic_is_diagnosed(resumed, work
         "rows_per_file=2",
         "group_size=3",
         "chunk_tokens=16",
+        ONE_ENGINE,
     ]
     run("pipelines.replay", *arguments)
     files = sorted(groups.glob("*.parquet"))
@@ -214,6 +216,7 @@ def test_a_branch_begins_where_another_run_stood(resumed, settings, workspace):
     """With the weights, the optimizers, the buffer and the memory of a checkpoint, and another algorithm's fields."""
     output = workspace / "branch"
     changes = ["algorithm=ac2_no_audit", f"steps={STEPS + 1}", f"output_dir={output}", f"branch_from={resumed['output']}"]
+    changes += [ONE_ENGINE, "cluster.learner.ranks=1"]
     run("pipelines.train", *[one for one in settings if not one.startswith(("algorithm=", "steps="))], *changes)
     rows = batch_of(output, STEPS + 1)
     assert any(row["chunk"] for row in rows)  # readiness came along

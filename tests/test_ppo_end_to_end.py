@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from tests.commands import DEADLINE_S, SMALL, killed_after, run
+from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, killed_after, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -31,10 +31,11 @@ def settings(workspace: Path, algorithm: str) -> list[str]:
     return [
         f"algorithm={algorithm}",
         f"algorithm.critic.warmup_steps={WARMUP}",
-        "task=graded_chain",
+        "task=chain_arithmetic",
         *[one for one in SMALL if not one.startswith(("evaluation.every", "checkpoint"))],
         f"checkpoint.every={CHECKPOINT}",
         "evaluation.every=0",
+        ONE_ENGINE,
         f"steps={STEPS}",
         f"tracking.uri=sqlite:///{workspace}/mlflow.db",
         f"tracking.artifacts={workspace}/artifacts",
