@@ -65,10 +65,8 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     manifest = _manifest(config, train)
     if resume_from is not None:
         # A branch may change the algorithm and the seed, and a critic model may be new.
-        kept = [
-            name for name in ("model", "dataset", "critic") if name in manifest and name in checkpoint.read_manifest(resume_from)
-        ]
-        common = manifest if config.branch_from is None else {name: manifest[name] for name in kept}
+        shared = {"model", "dataset", "critic"} & set(manifest) & set(checkpoint.read_manifest(resume_from))
+        common = manifest if config.branch_from is None else {name: manifest[name] for name in sorted(shared)}
         checkpoint.check_fits(resume_from, common)
     critic = critic_queries(config)
     check_start(config.replay_buffer, tokenizer_hash(tokenizer))

@@ -187,11 +187,7 @@ def test_prefixes_are_replayed_offline_and_the_critic_is_diagnosed(resumed, work
     run("pipelines.replay", *arguments)
     files = sorted(groups.glob("*.parquet"))
     assert [pq.read_table(file).num_rows for file in files] == [2, 2, 2]
-    before = pq.read_table(files[1]).to_pylist()
-    files[1].unlink()
-    assert "3, 1 to make" in run("pipelines.replay", *arguments)
-    again = pq.read_table(files[1]).to_pylist()
-    assert [row["prefix_ids"] for row in again] == [row["prefix_ids"] for row in before]
+    assert "3, 0 to make" in run("pipelines.replay", *arguments)  # which starts no engine
     assert any(row["reference_ids"] is not None for file in files for row in pq.read_table(file).to_pylist())
     report = subprocess.run(
         [
