@@ -59,6 +59,7 @@ class StepRecord:
     row_ids: set[int] = field(default_factory=set)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)  # by stage: first start, last end
     kept: int = 0
+    in_order: bool = False  # whether `tables` is the one sorted table
     observed: dict[str, float] | None = None  # what the algorithm said of the groups, once it has seen them
     recalled: Recalled | None = None
     epoch: float = 0.0  # after its last draw of problems
@@ -68,12 +69,15 @@ class StepRecord:
         new = [i for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in self.row_ids]
         table = table.take(pa.array(new, pa.int64()))
         self.tables.append(table)
+        self.in_order = False
         self.row_ids.update(table["row_id"].to_pylist())
         self.kept += sum(table["keep"].to_pylist())
 
     def table(self) -> pa.Table:
-        """All groups in their order."""
-        return pa.concat_tables(self.tables).sort_by("row_id").combine_chunks()
+        """All groups in their order; sorted once, as an algorithm's memory and the step's end both ask for it."""
+        if len(self.tables) > 1 or not self.in_order:
+            self.tables, self.in_order = [pa.concat_tables(self.tables).sort_by("row_id").combine_chunks()], True
+        return self.tables[0]
 
 
 class Coordinator:
