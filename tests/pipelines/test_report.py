@@ -66,11 +66,12 @@ def test_critic_diagnostics_by_hand():
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> str:
-    """Two seeds of one configuration and one run of another, with the metrics that training logs."""
+    """Two seeds of one configuration and one run of each of two others, with the metrics that training logs."""
     uri = f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
     mlflow.set_tracking_uri(uri)
     mlflow.set_experiment("pair")
-    for name, seed, flops, final in (("grpo-0", 0, 10e12, 0.8), ("grpo-1", 1, 10e12, 0.9), ("ac2-0", 0, 4e12, 0.95)):
+    runs = (("grpo-0", 0, 10e12, 0.8), ("grpo-1", 1, 10e12, 0.9), ("ac2-0", 0, 4e12, 0.95), ("easyppo-0", 0, 5e12, 0.7))
+    for name, seed, flops, final in runs:
         with mlflow.start_run(run_name=name):
             mlflow.log_params({"algorithm.name": name[:-2], "seed": seed, "tracking.run_name": name, "cluster.learner.ranks": 2})
             for step, (score, spent) in enumerate(((0.3, None), (0.5, flops / 2), (final, flops))):
@@ -78,6 +79,7 @@ def store(tmp_path_factory) -> str:
                 values |= (
                     {} if spent is None else {"decode/flops_total": spent, "decode/flops": flops / 2, "timing_s/step": 5.0 + step}
                 )
+                values |= {"critic/vf_explained_var": step / 3, "critic/grad_norm": 1.0} if name == "easyppo-0" else {}
                 values |= {"ac2/critic_mae": 0.3 - step / 10, "ac2/ready_fraction": step / 2} if name == "ac2-0" else {}
                 mlflow.log_metrics(values, step=step)
     return uri
@@ -85,7 +87,7 @@ def store(tmp_path_factory) -> str:
 
 def test_seeds_of_one_configuration_are_found_together(store):
     found = configurations(read_runs(store, "pair", []))
-    assert [(one.label, len(one.runs)) for one in found] == [("grpo", 2), ("ac2", 1)]
+    assert [(one.label, len(one.runs)) for one in found] == [("grpo", 2), ("ac2", 1), ("easyppo", 1)]
     assert found[0].at_evaluations().tolist() == [[0.3, 0.5, 0.8], [0.3, 0.5, 0.9]]
 
 
@@ -95,7 +97,8 @@ def test_a_comparison_from_a_real_store(store, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "2.50x" in printed  # 10 against 4 TFLOP
     assert "0.850" in printed
-    assert out.read_text().count("data:image/png;base64,") == 2  # score and critic; a line of costs needs more steps
+    assert out.read_text().count("data:image/png;base64,") == 3  # score and both kinds of critic; a line of costs needs more steps
+    assert "Rollouts and the critic model" in out.read_text()
     client = mlflow.MlflowClient(store)
     (run,) = client.search_runs([client.get_experiment_by_name("reports").experiment_id])
     assert {a.path for a in client.list_artifacts(run.info.run_id)} == {"page.html", "figures", "tables"}
