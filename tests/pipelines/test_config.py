@@ -1,5 +1,6 @@
 import json
 import shutil
+import subprocess
 
 import pytest
 from omegaconf import OmegaConf
@@ -88,3 +89,22 @@ def test_adapters_and_replay_are_nested_settings():
         configure("algorithm=prefix_grpo", "algorithm.replay.capacity=many")
     with pytest.raises(ConfigError, match="replays nothing"):
         configure("replay_buffer.start_from=/elsewhere")
+
+
+def test_a_sweep_runs_every_combination_and_says_which_failed(monkeypatch, capsys):
+    from pipelines import entry
+
+    started = []
+
+    def process(arguments):
+        started.append(arguments[3:])
+        return subprocess.CompletedProcess(arguments, 1 if "seed=1" in arguments else 0)
+
+    monkeypatch.setattr(entry.subprocess, "run", process)
+    status = entry.command(["--multirun", "algorithm=ppo,easyppo", "seed=0,1", "steps=2"], "", "config", run=lambda tree: None)
+    wanted = [[f"algorithm={name}", f"seed={seed}", "steps=2"] for name in ("ppo", "easyppo") for seed in (0, 1)]
+    assert (status, started) == (1, wanted)
+    assert "2 of 4 runs failed: algorithm=ppo seed=1 steps=2; algorithm=easyppo seed=1 steps=2" in capsys.readouterr().err
+    assert entry.command(["--multirun", "algorithm=ppo,nope"], "", "config", run=lambda tree: None) == 2
+    assert "there is no such file in conf/algorithm" in capsys.readouterr().err
+    assert len(started) == 4  # all are composed before the first is started
