@@ -62,7 +62,7 @@ def _curves(page: Page, configurations: Sequence[Configuration]) -> None:
     by_flops.set(xlabel="decoding TFLOP", ylabel="validation mean", ylim=(0, 1))
     by_step.set(xlabel="step", ylim=(0, 1))
     best.set(xlabel="k", ylabel="best of k at the last evaluation", ylim=(0, 1.02))
-    by_flops.legend(frameon=False, fontsize=7, loc="lower right")
+    by_flops.legend(frameon=False, fontsize=7, loc="best")
     page.figure("score", figure)
     page.text(
         "Lines are means over seeds, bands reach from the lowest to the highest seed. Best of k is a bootstrap over responses."
