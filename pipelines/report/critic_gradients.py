@@ -67,7 +67,9 @@ def measure(checkpoint: Path, rollouts: Path, floor: float | None) -> Pulls:
     norms = np.array(gradient_norms(checkpoint / "critic", samples))
     missing = sum(row["n"] for row in rows) - len(samples)
     step = checkpoint.name.removeprefix("step_").lstrip("0")
-    return Pulls(f"step {step}" if step.isdigit() else checkpoint.name, stds[group], norms, noise_weights(stds, floor)[group], floor, missing)
+    return Pulls(
+        f"step {step}" if step.isdigit() else checkpoint.name, stds[group], norms, noise_weights(stds, floor)[group], floor, missing
+    )
 
 
 def gradient_norms(critic: Path, samples: Sequence[tuple[list[int], list[int], float, int]]) -> list[float]:

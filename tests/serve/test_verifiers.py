@@ -3,7 +3,7 @@ import random
 import pytest
 
 from pipelines import testbed
-from serve.verifiers import chain_arithmetic, find, number_walk
+from serve.verifiers import chain_arithmetic, find, graded_chain, number_walk
 from serve.verifiers.math_answer import score as math_score
 from serve.verifiers.reasoning_gym_task import score as gym_score
 from tests.conftest import configure
@@ -33,14 +33,45 @@ def test_number_walk_wants_the_target_with_every_step_right(response, reward):
     assert number_walk.score(response, "37>58/04", {}) == reward
 
 
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("37+5=42;42-9=33;33+8=41;41-1=40;#40", 1.0),
+        ("37+5=42;42-9=33;33+8=31;31-1=30;#30", 0.5),  # wrong from the third step on
+        ("37+5=42;42-9=33;33+8=31;41-1=40;#40", 0.5),  # what comes after a wrong step does not count
+        ("37+5=42;#42", 0.25),  # given up
+        ("37+5=42;42-9=33;33+8=41;41-1=40;", 0.0),  # not ended
+        ("37+5=42;42-9=33;33+8=4#41", 0.5),
+        ("42-9=33;#33", 0.0),  # a step left out
+        ("#40", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_graded_chain_scores_the_part_that_is_right(response, reward):
+    assert graded_chain.score(response, "37+5-9+8-1", {}) == reward
+
+
+NOISY = {"chain_arithmetic": (0.25, 0.45), "graded_chain": (0.45, 0.65), "number_walk": (0.25, 0.45)}  # graded: part by part
+
+
 @pytest.mark.parametrize("world", testbed.WORLDS)
-def test_faultless_demonstrations_score_one_and_noisy_ones_a_third(world):
+def test_faultless_demonstrations_score_one_and_noisy_ones_about_a_third(world):
     rng, score = random.Random(0), find(world).load()
     problems = [testbed.WORLDS[world].problem(rng) for _ in range(1000)]
     demonstrate = testbed.WORLDS[world].demonstration
     assert all(score(demonstrate(p, rng, False), p.ground_truth, {}) == 1.0 for p in problems)
     mean = sum(score(demonstrate(p, rng, True), p.ground_truth, {}) for p in problems) / len(problems)
-    assert 0.25 < mean < 0.45
+    low, high = NOISY[world]
+    assert low < mean < high
+
+
+def test_given_up_chains_end_early_with_the_number_they_reached():
+    rows = testbed.stage_rows("graded", seed=0)[-4000:]
+    score = find("graded_chain").load()
+    early = [row for row in rows if row["response"].count(";") < (len(row["prompt"][0]["content"]) - 2) // 2]
+    assert 0.2 < len(early) / len(rows) < 0.25  # a cut after the last step is no cut
+    assert all(row["response"][-2:] == row["response"][-5:-3] for row in early)
+    assert 0 < sum(score(row["response"], row["prompt"][0]["content"], {}) for row in early) / len(early) < 0.6
 
 
 @pytest.mark.parametrize(
