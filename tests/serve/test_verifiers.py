@@ -70,7 +70,7 @@ def test_given_up_chains_end_early_with_the_number_they_reached():
     score = find("graded_chain").load()
     early = [row for row in rows if row["response"].count(";") < (len(row["prompt"][0]["content"]) - 2) // 2]
     assert 0.2 < len(early) / len(rows) < 0.25  # a cut after the last step is no cut
-    assert all(row["response"][-2:] == row["response"][-5:-3] for row in early)
+    assert all(row["response"][-2:] == row["response"][-6:-4] for row in early)
     assert 0 < sum(score(row["response"], row["prompt"][0]["content"], {}) for row in early) / len(early) < 0.6
 
 
