@@ -200,8 +200,10 @@ class PPO(PolicyUpdate):
         lambda_value = self.gae_lambda_value
         if warming_up and self.critic.warmup_lambda is not None:
             lambda_value = self.critic.warmup_lambda
-        targets = gae(rewards, values, self.gamma, np.full(len(seen), lambda_value))
-        for s, advantage, target in zip(seen, gae(rewards, values, self.gamma, policy), targets, strict=True):
+        advantages = gae(rewards, values, self.gamma, policy)
+        same = bool((policy == lambda_value).all())
+        targets = advantages if same else gae(rewards, values, self.gamma, np.full(len(seen), lambda_value))
+        for s, advantage, target in zip(seen, advantages, targets, strict=True):
             s.advantage, s.returns = advantage, target + _present(s.values)
         metrics = value_metrics(learner, seen)
         if self.whiten_advantages:

@@ -46,3 +46,11 @@ def ray_cluster(config: RunConfig):
     cluster.connect(config.ray)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def no_cluster():
+    """For tests of commands, which start clusters of their own: two cores carry one at a time."""
+    import ray
+
+    ray.shutdown()

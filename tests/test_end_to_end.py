@@ -8,21 +8,14 @@ from pathlib import Path
 import mlflow
 import pyarrow.parquet as pq
 import pytest
-import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, command, killed_after, run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
 
 SMOLLM2 = Path("models/smollm2-135m")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    """The commands start clusters of their own, and two cores carry one at a time."""
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

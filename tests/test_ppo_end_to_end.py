@@ -6,20 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import ray
 
 from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, killed_after, run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
 
 STEPS, WARMUP, CHECKPOINT, KILLED_AFTER = 6, 2, 3, 5
 LOSSES = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "critic/vf_loss", "critic/grad_norm", "critic/vf_explained_var")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    """The commands start clusters of their own, and two cores carry one at a time."""
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
