@@ -26,6 +26,8 @@ def connect(config: RayConfig) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         os.environ |= {"RAY_prestart_worker_first_driver": "0", "TOKENIZERS_PARALLELISM": "false"}
         os.environ |= {"RAY_worker_maximum_startup_concurrency": "8"}  # at a small machine's default Ray warns of every run
+        # Serve kills an HTTP proxy that is not up after five seconds, and the run with it; beside starting engines it takes longer.
+        os.environ |= {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120"}
         options["num_cpus"] = config.num_cpus
         options["include_dashboard"] = False
         if config.object_store_gib is not None:

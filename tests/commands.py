@@ -27,16 +27,21 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments, f"cluster.judge.http_port={free_port()}"]
 
 
-def run(module: str, *arguments: str) -> str:
-    done = subprocess.run(command(module, *arguments), capture_output=True, text=True, timeout=DEADLINE_S)
+def alone() -> dict[str, str]:
+    """The environment of a command that starts a cluster of its own, which ends with it."""
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+
+
+def run(module: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command(module, *arguments), capture_output=True, text=True, timeout=DEADLINE_S, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def killed_after(file: Path, log: Path, module: str, *arguments: str) -> None:
-    """Start a command, wait for a file that it writes, and kill it with SIGKILL."""
+    """Start a command on a cluster of its own, wait for a file that it writes, and kill it with SIGKILL."""
     with open(log, "w") as stream:
-        process = subprocess.Popen(command(module, *arguments), stdout=stream, stderr=stream)
+        process = subprocess.Popen(command(module, *arguments), stdout=stream, stderr=stream, env=alone())
     deadline = time.monotonic() + DEADLINE_S
     while not file.exists():
         assert process.poll() is None, log.read_text()

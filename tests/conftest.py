@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin for each other starve on a busy machine
 
 import hypothesis
 import pytest
@@ -49,8 +50,10 @@ def ray_cluster(config: RunConfig):
 
 
 @pytest.fixture(scope="module")
-def no_cluster():
-    """For tests of commands, which start clusters of their own: two cores carry one at a time."""
+def joined(ray_cluster):
+    """Commands join the session's cluster, as those of `ray job submit` do: a cluster of their own costs fifteen seconds each."""
     import ray
 
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+        yield

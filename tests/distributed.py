@@ -10,6 +10,9 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
+# Ranks are forked from a process that has these: each would import them for eight seconds of a core.
+mp.set_forkserver_preload(["tests.learner_parts", "pipelines.learner", "pipelines.train_state", "torch.distributed.fsdp"])
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -20,7 +23,9 @@ def free_port() -> int:
 def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
     """`function(*arguments)` in `world_size` processes with a gloo group; the results by rank."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, args=(world_size, free_port(), folder, function, arguments), nprocs=world_size)
+        mp.start_processes(
+            _rank, args=(world_size, free_port(), folder, function, arguments), nprocs=world_size, start_method="forkserver"
+        )
         return [pickle.loads((Path(folder) / f"{rank}").read_bytes()) for rank in range(world_size)]
 
 

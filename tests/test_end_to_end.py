@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, command, killed_after, run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("joined")]
 
 SMOLLM2 = Path("models/smollm2-135m")
 
@@ -58,7 +58,7 @@ def killed(workspace, settings) -> dict:
 def resumed(killed, settings) -> dict:
     """The same run, gone on from its newest checkpoint to the end."""
     assert [path.name for path in sorted((killed["output"] / "checkpoints").glob("*/manifest.json"))]
-    stdout = run("pipelines.train", *settings, f"resume={killed['output']}")
+    stdout = run("pipelines.train", *settings, f"resume={killed['output']}", ONE_ENGINE)
     return killed | {"stdout": stdout}
 
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
+from tests.commands import DEADLINE_S, SMALL, command
 from tests.distributed import free_port
-from tests.test_end_to_end import DEADLINE_S, SMALL, command
 
 pytestmark = pytest.mark.faults
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, killed_after, run
+from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, alone, killed_after, run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("joined")]
 
 STEPS, WARMUP, CHECKPOINT, KILLED_AFTER = 6, 2, 3, 5
 LOSSES = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "critic/vf_loss", "critic/grad_norm", "critic/vf_explained_var")
@@ -53,7 +53,8 @@ def easyppo(workspace) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def ppo(workspace) -> list[dict]:
-    run("pipelines.train", *settings(workspace, "ppo"), f"output_dir={workspace}/ppo")
+    """PPO, on a cluster that the command starts and ends."""
+    run("pipelines.train", *settings(workspace, "ppo"), f"output_dir={workspace}/ppo", environment=alone())
     return logged(workspace / "ppo")
 
 

@@ -55,3 +55,16 @@ def test_a_judge_that_does_not_answer_gives_null_with_a_status(settings):
     hurried = dataclasses.replace(settings, request_timeout_s=0.0001, retries=1)
     assert {v["reward"] for v in _ask_judge([item("#33")] * 3, hurried)} == {None}
     assert "no answer within" in _ask_judge([item("#33")], hurried)[0]["status"]
+
+
+def test_a_proxy_that_comes_up_slowly_is_not_killed(ray_cluster):
+    """Serve's controller kills one after five seconds by default, and the driver that waits for it then ends with an error."""
+    import ray
+
+    @ray.remote(num_cpus=0)
+    def patience() -> float:
+        from ray.serve._private.constants import PROXY_READY_CHECK_TIMEOUT_S
+
+        return PROXY_READY_CHECK_TIMEOUT_S
+
+    assert ray.get(patience.remote(), timeout=60) >= 60
