@@ -11,6 +11,10 @@ from pipelines.report.runs import Configuration
 
 TRAILING = 5  # steps over which AC2's Figure 2 averages
 TERA = 1e12
+PANELS = (
+    f"Lines are means over the last {TRAILING} steps and over seeds; bands reach from the lowest seed to the highest, and faint "
+    "lines are the steps of a single one."
+)
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def _critic_health(page: Page, configurations: Sequence[Configuration]) -> None:
     if with_critic:
         page.heading("The critic that is the model itself")
         page.figure("critic", _panels(with_critic, panels))
-        page.text(f"Faint lines are single steps, dark ones the mean of the last {TRAILING}.")
+        page.text(PANELS)
 
 
 def _critic_model_health(page: Page, configurations: Sequence[Configuration]) -> None:
@@ -158,7 +162,7 @@ def _critic_model_health(page: Page, configurations: Sequence[Configuration]) ->
     if any(run.metrics.get("critic/vf_explained_var") for one in configurations for run in one.runs):
         page.heading("Rollouts and the critic model")
         page.figure("critic-model", _panels(configurations, panels))
-        page.text(f"Faint lines are single steps, dark ones the mean of the last {TRAILING}. Gradient norms are before clipping.")
+        page.text(f"{PANELS} Gradient norms are before clipping.")
 
 
 def _panels(configurations: Sequence[Configuration], panels: dict[str, str]) -> Any:
@@ -166,15 +170,29 @@ def _panels(configurations: Sequence[Configuration], panels: dict[str, str]) -> 
     figure, axes = axes_grid(len(panels), width=3.4, height=3.0)
     for colour, one in zip(COLOURS, configurations, strict=False):
         for axis, (title, metric) in zip(axes, panels.items(), strict=True):
-            for i, run in enumerate(one.runs):
-                steps, values = run.series(metric)
-                axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
-                axis.plot(steps, trailing(values), color=colour, linewidth=1.8, label=one.label if i == 0 else None)
+            _by_step(axis, one, metric, colour)
             axis.set(title=title, xlabel="step")
             if metric == "critic/vf_explained_var":
                 axis.set_ylim(bottom=max(axis.get_ylim()[0], -1.0), top=1.0)
-    axes[0].legend(frameon=False, fontsize=7)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(configurations), frameon=False)
     return figure
+
+
+def _by_step(axis: Any, one: Configuration, metric: str, colour: str) -> None:
+    """The trailing mean over its steps; a single run's steps faintly behind it, the lowest and highest of several as a band."""
+    smooth: list[dict[int, float]] = []
+    for run in one.runs:
+        steps, values = run.series(metric)
+        smooth.append(dict(zip(steps.tolist(), trailing(values).tolist(), strict=True)))
+        if len(one.runs) == 1:
+            axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
+    common = sorted(set().union(*smooth))
+    at = [[seed[step] for seed in smooth if step in seed] for step in common]
+    axis.plot(common, [np.mean(values) for values in at], color=colour, linewidth=1.8, label=one.label)
+    if len(one.runs) > 1:
+        axis.fill_between(
+            common, [min(values) for values in at], [max(values) for values in at], color=colour, alpha=0.15, linewidth=0
+        )
 
 
 def trailing(values: np.ndarray) -> np.ndarray:
