@@ -51,7 +51,7 @@ def ray_cluster(config: RunConfig):
 
 @pytest.fixture(scope="module")
 def joined(ray_cluster):
-    """Commands join the session's cluster, as those of `ray job submit` do: a cluster of their own costs fifteen seconds each."""
+    """Commands join the session's cluster, as those of `ray job submit` do: one of their own costs some seconds each."""
     import ray
 
     with pytest.MonkeyPatch.context() as patch:
