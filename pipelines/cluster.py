@@ -17,7 +17,7 @@ class ClusterError(RuntimeError):
 
 
 def connect(config: RayConfig) -> None:
-    """Join the cluster named by the configuration or RAY_ADDRESS, or start one here."""
+    """Join the cluster named by the configuration or RAY_ADDRESS, or start one here; a driver that is connected stays so."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if config.address is None and "RAY_ADDRESS" not in os.environ:
         # The workers of a cluster started here inherit this environment. Ray would start a worker per CPU at once; on a machine
@@ -34,7 +34,8 @@ def connect(config: RayConfig) -> None:
             options["object_store_memory"] = int(config.object_store_gib * 2**30)
     else:
         options["address"] = config.address
-    ray.init(**options)
+    if not ray.is_initialized():
+        ray.init(**options)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.enable_operator_progress_bars = False

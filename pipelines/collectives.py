@@ -1,9 +1,23 @@
 """Numbers that all ranks of the trainer must agree on."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+
+def on_rank_0(action: Callable[[], None]) -> None:
+    """Do something on rank 0 while the others wait; RuntimeError on all ranks if it fails there."""
+    failure: list[str | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            action()
+        except Exception as error:
+            failure = [str(error)]
+    dist.broadcast_object_list(failure, src=0)
+    if failure[0] is not None:
+        raise RuntimeError(failure[0])
 
 
 class Ranks:

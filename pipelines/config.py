@@ -111,8 +111,9 @@ def compose(overrides: list[str], config_name: str = "config") -> DictConfig:
         choices = [override for override in overrides if override.partition("=")[0].lstrip("+~") in GROUPS]
         try:
             known = hydra_compose(config_name, choices)
-            _check_keys([override for override in overrides if override not in choices], known)
-            return hydra_compose(config_name, overrides)
+            values = [override for override in overrides if override not in choices]
+            _check_keys(values, known)
+            return hydra_compose(config_name, overrides) if values else known
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(str(error).splitlines()[0]) from error
 

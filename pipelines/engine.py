@@ -344,6 +344,9 @@ def environment(config: EngineConfig) -> dict[str, str]:
     shared = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     if config.num_gpus:
         return shared
+    if config.enforce_eager:
+        # Of the little that vLLM compiles even so, the first sample waits: 20 seconds for a C++ compiler, 4 where it did so before.
+        shared["TORCH_COMPILE_DISABLE"] = "1"
     return shared | {
         "OMP_NUM_THREADS": str(config.threads),
         "OMP_WAIT_POLICY": "PASSIVE",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import ray
+import ray.train
 from ray.actor import ActorHandle
 
 from algorithms.contract import Algorithm
@@ -137,10 +138,11 @@ def run_rank(config: LoopConfig) -> None:
     """
     if ray.get(config.coordinator.fatal_error.remote(), timeout=COORDINATOR_TIMEOUT_S) is not None:
         return
+    rollouts = ray.train.get_dataset_shard("rollouts")  # its coordinator starts while this process imports the rest
     from pipelines.train_loop import Loop, is_collateral
 
     try:
-        Loop(config).run()
+        Loop(config, rollouts).run()
     except Exception as error:
         if not is_collateral(error):
             reason = root_cause(error)

@@ -79,7 +79,6 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed, weights_dir)
     coordinator = _start_coordinator(config, tokenizer, critic, train, validation, output_dir, resume_from)
     judge.start(config.judge, reward)
-    engines.wait_ready()
     # Ray Train would go on from its own notes of an earlier run in this folder; the manifests decide that here.
     (Path(output_dir) / checkpoint.FOLDER / "checkpoint_manager_snapshot.json").unlink(missing_ok=True)
     status = "FAILED"

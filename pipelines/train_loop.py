@@ -3,12 +3,13 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import ray
 import ray.train
 import torch
 import torch.distributed as dist
+from ray.data import DataIterator
 from ray.exceptions import RayActorError
 from ray.train import Checkpoint
 from ray.train.torch import get_device
@@ -16,6 +17,7 @@ from ray.train.torch import get_device
 from algorithms.types import Metrics, Recalled
 from pipelines import checkpoint, train_state
 from pipelines.batching import trainer_rows
+from pipelines.collectives import on_rank_0
 from pipelines.engine import restarts
 from pipelines.learner import Learner
 from pipelines.settings import COORDINATOR_TIMEOUT_S, LoopConfig
@@ -25,9 +27,9 @@ from pipelines.weight_sync import weight_sync
 class Loop:
     """One rank's side of the run."""
 
-    def __init__(self, config: LoopConfig) -> None:
+    def __init__(self, config: LoopConfig, rollouts: DataIterator) -> None:
         torch.set_num_threads(config.learner.threads)
-        self.config = config
+        self.config, self.rollouts = config, rollouts
         self.rank, self.current = dist.get_rank(), 0
         self.learner = Learner(
             config.model,
@@ -43,8 +45,8 @@ class Loop:
             memory=self,
             offload_idle=config.learner.offload_idle,
         )
+        on_rank_0(config.engines.wait_ready)  # they start while the ranks do
         self.weights = weight_sync(self.learner, config.engines, config.weights_dir)
-        self.shard = ray.train.get_dataset_shard("rollouts")
         self.version = 0
         restored = ray.train.get_checkpoint()
         resume_from = restored.path if restored is not None else config.resume_from
@@ -106,7 +108,8 @@ class Loop:
 
     def passed_rows(self) -> Iterator[dict[str, Any]]:
         """One pass over the rollout dataset; begins when all ranks have asked for it."""
-        for batch in self.shard.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+        whole_blocks = cast(int, None)
+        for batch in self.rollouts.iter_batches(batch_size=whole_blocks, batch_format="pyarrow", prefetch_batches=0):
             yield from trainer_rows(batch)
 
     def sync(self, version: int) -> None:

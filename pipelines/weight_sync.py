@@ -3,7 +3,7 @@
 import json
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from pipelines.checkpoint import write_atomically
 from pipelines.checksum import weights_checksum
+from pipelines.collectives import on_rank_0
 from pipelines.engine import CURRENT
 from pipelines.engine_pool import EngineError, EnginePool
 from pipelines.learner import Learner
@@ -44,7 +45,7 @@ class CheckpointSync:
     def push(self, version: int) -> None:
         """Write, have the engines read, compare checksums."""
         weights = full_state_dict(self._learner.policy, getattr(torch, self._learner.model.dtype))
-        _on_rank_0(lambda: self._write_and_load(weights, version))
+        on_rank_0(lambda: self._write_and_load(weights, version))
 
     def _write_and_load(self, weights: dict[str, torch.Tensor], version: int) -> None:
         current = write_current(self._directory, weights, version)
@@ -134,15 +135,3 @@ class PolicySource:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return hf_weights(self._learner.policy, self._dtype)
-
-
-def _on_rank_0(action: Callable[[], None]) -> None:
-    failure: list[str | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            action()
-        except Exception as error:
-            failure = [str(error)]
-    dist.broadcast_object_list(failure, src=0)
-    if failure[0] is not None:
-        raise RuntimeError(f"weight sync failed: {failure[0]}")

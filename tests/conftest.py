@@ -1,6 +1,9 @@
 """Shared parts: configurations as a user would compose them, a random tiny model, one Ray cluster for the session."""
 
+import functools
 import os
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -9,8 +12,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin for eac
 import hypothesis
 import pytest
 
-from pipelines.config import RunConfig, build, compose
+from pipelines.config import ASSETS, RunConfig, build, compose
 from pipelines.entry import resolved
+
+TINY = str(ASSETS / "tiny")
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # machines are busy; time decides nothing here
 hypothesis.settings.load_profile("untimed")
@@ -19,6 +24,24 @@ hypothesis.settings.load_profile("untimed")
 def configure(*overrides: str) -> RunConfig:
     """The run that `python -m pipelines.train *overrides` would start."""
     return build(resolved(compose(list(overrides))))
+
+
+@functools.cache
+def _empty_store() -> bytes:
+    import mlflow
+
+    with tempfile.TemporaryDirectory() as folder:
+        mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
+        return (Path(folder) / "mlflow.db").read_bytes()
+
+
+def new_store(folder: Path) -> str:
+    """The URI of the MLflow store in a folder; one that is not there yet is a copy, as making its tables takes a second."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "mlflow.db"
+    if not file.exists():
+        file.write_bytes(_empty_store())
+    return f"sqlite:///{file}"
 
 
 @pytest.fixture(scope="session")

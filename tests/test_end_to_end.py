@@ -1,8 +1,6 @@
 """The whole loop as its user starts it: every part real, killed and resumed, evaluated and opened by others."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import mlflow
@@ -11,7 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, command, killed_after, run
+from pipelines import replay, train
+from pipelines.config import compose
+from pipelines.entry import command, resolved
+from pipelines.report.__main__ import main as report
+from tests.commands import ONE_ENGINE, SMALL, alone, killed_after, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("joined")]
 
@@ -164,7 +166,7 @@ def test_evaluate_writes_a_row_per_problem(resumed, workspace):
     assert all(len(row["rewards"]) == 4 for row in rows)
 
 
-def test_prefixes_are_replayed_offline_and_the_critic_is_diagnosed(resumed, workspace):
+def test_prefixes_are_replayed_offline_and_the_critic_is_diagnosed(resumed, workspace, capsys):
     groups, page = workspace / "groups", workspace / "diagnostics.html"
     arguments = [
         f"checkpoint={resumed['output']}",
@@ -177,54 +179,28 @@ def test_prefixes_are_replayed_offline_and_the_critic_is_diagnosed(resumed, work
         "chunk_tokens=16",
         ONE_ENGINE,
     ]
-    run("pipelines.replay", *arguments)
+    replay.run(resolved(compose(arguments, "replay")))
     files = sorted(groups.glob("*.parquet"))
     assert [pq.read_table(file).num_rows for file in files] == [2, 2, 2]
-    assert "3, 0 to make" in run("pipelines.replay", *arguments)  # which starts no engine
+    replay.run(resolved(compose(arguments, "replay")))
+    assert "3, 0 to make" in capsys.readouterr().out  # the second time starts no engine
     assert any(row["reference_ids"] is not None for file in files for row in pq.read_table(file).to_pylist())
-    report = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pipelines.report",
-            "diagnostics",
-            f"groups={groups}",
-            f"out={page}",
-            f"uri=sqlite:///{workspace}/mlflow.db",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert report.returncode == 0, report.stderr
-    assert "signed bias" in report.stdout
+    assert report(["diagnostics", f"groups={groups}", f"out={page}", f"uri=sqlite:///{workspace}/mlflow.db"]) == 0
+    assert "signed bias" in capsys.readouterr().out
     assert "data:image/png;base64," in page.read_text()
 
 
-def test_a_branch_begins_where_another_run_stood(resumed, settings, workspace):
-    """With the weights, the optimizers, the buffer and the memory of a checkpoint, and another algorithm's fields."""
-    output = workspace / "branch"
-    changes = ["algorithm=ac2_no_audit", f"steps={STEPS + 1}", f"output_dir={output}", f"branch_from={resumed['output']}"]
-    changes += [ONE_ENGINE, "cluster.learner.ranks=1"]
-    run("pipelines.train", *[one for one in settings if not one.startswith(("algorithm=", "steps="))], *changes)
-    rows = batch_of(output, STEPS + 1)
-    assert any(row["chunk"] for row in rows)  # readiness came along
-    assert not any(row["purpose"] == "audit" for row in rows)
-    assert {row["policy_version"] for row in rows} == {STEPS}
-    assert [path.name for path in (output / "rollouts").iterdir()] == [f"step_{STEPS + 1:06d}.parquet"]
-
-
-def test_a_cluster_too_small_fails_with_a_table(workspace):
+def test_a_cluster_too_small_fails_with_a_table(workspace, capsys):
     arguments = [
         *SMALL,
         "cluster.engines.count=20",
         f"output_dir={workspace}/none",
         f"tracking.uri=sqlite:///{workspace}/mlflow.db",
     ]
-    done = subprocess.run(command("pipelines.train", *arguments), capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 2
-    assert "too small" in done.stderr
-    assert "20 engines" in done.stderr
+    assert command(arguments, "", "config", train.run) == 2
+    said = capsys.readouterr().err
+    assert "too small" in said
+    assert "20 engines" in said
 
 
 def test_fine_tuning_lowers_the_loss_and_writes_a_model(workspace):
@@ -243,6 +219,7 @@ def test_fine_tuning_lowers_the_loss_and_writes_a_model(workspace):
         "tracking.system_metrics=false",
         f"tracking.uri=sqlite:///{workspace}/mlflow.db",
         f"tracking.artifacts={workspace}/artifacts",
+        environment=alone(),
     )
     assert AutoModelForCausalLM.from_pretrained(output).config.model_type == "qwen3"
     assert [json.loads(line)["step"] for line in (output / "progress.jsonl").read_text().splitlines()] == [20]

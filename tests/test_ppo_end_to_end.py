@@ -1,17 +1,17 @@
-"""PPO and EasyPPO as their user starts them: critic warm-up, then updates; killed and resumed; and what the report says of them."""
+"""EasyPPO as its user starts it: critic warm-up, then updates; a branch that does the same; and what the report says of it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, alone, killed_after, run
+from pipelines.report.__main__ import main as report
+from tests.commands import ONE_ENGINE, SMALL, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("joined")]
 
-STEPS, WARMUP, CHECKPOINT, KILLED_AFTER = 6, 2, 3, 5
+STEPS, WARMUP, CHECKPOINT = 5, 2, 3
 LOSSES = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "critic/vf_loss", "critic/grad_norm", "critic/vf_explained_var")
 
 
@@ -20,9 +20,10 @@ def workspace(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("ppo")
 
 
-def settings(workspace: Path, algorithm: str) -> list[str]:
+@pytest.fixture(scope="module")
+def settings(workspace: Path) -> list[str]:
     return [
-        f"algorithm={algorithm}",
+        "algorithm=easyppo",
         f"algorithm.critic.warmup_steps={WARMUP}",
         "task=chain_arithmetic",
         *[one for one in SMALL if not one.startswith(("evaluation.every", "checkpoint"))],
@@ -35,74 +36,57 @@ def settings(workspace: Path, algorithm: str) -> list[str]:
     ]
 
 
-def logged(output: Path) -> list[dict]:
-    """What a run logged, in the order of the logging; a step that was done again is there twice."""
+def logged(output: Path) -> dict[int, dict[str, float]]:
+    """The metrics of a run by step."""
     lines = [json.loads(line) for line in (output / "mlflow.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "metrics" and "critic/vf_loss" in line["values"]]
+    return {line["step"]: line["values"] for line in lines if line["kind"] == "metrics" and "critic/vf_loss" in line["values"]}
 
 
 @pytest.fixture(scope="module")
-def easyppo(workspace) -> list[dict]:
-    """EasyPPO, killed after a step that is in no checkpoint and gone on from the one before."""
-    output, own = workspace / "easyppo", settings(workspace, "easyppo")
-    last = output / "rollouts" / f"step_{KILLED_AFTER:06d}.parquet"
-    killed_after(last, workspace / "log", "pipelines.train", *own, f"output_dir={output}")
-    run("pipelines.train", *own, f"resume={output}")
-    return logged(output)
+def whole(settings, workspace) -> Path:
+    """A run from beginning to end; its folder."""
+    run("pipelines.train", *settings, f"output_dir={workspace}/whole")
+    return workspace / "whole"
 
 
 @pytest.fixture(scope="module")
-def ppo(workspace) -> list[dict]:
-    """PPO, on a cluster that the command starts and ends."""
-    run("pipelines.train", *settings(workspace, "ppo"), f"output_dir={workspace}/ppo", environment=alone())
-    return logged(workspace / "ppo")
+def branch(settings, whole, workspace) -> Path:
+    """A run that begins where the other stood in its middle, with nothing changed but the number of ranks; its folder."""
+    begin = f"branch_from={whole}/checkpoints/step_{CHECKPOINT:06d}"
+    run("pipelines.train", *settings, begin, f"output_dir={workspace}/branch", "cluster.learner.ranks=1")
+    return workspace / "branch"
 
 
-def test_the_critic_warms_up_and_then_both_learn(easyppo, ppo):
-    for steps, minibatches in ((easyppo, 4), (ppo, 1)):
-        for line in steps:
-            values = line["values"]
-            warming_up = line["step"] <= WARMUP
-            assert ("critic/warmup" in values) == warming_up
-            assert ("actor/pg_loss" in values) != warming_up
-            assert values["critic/grad_norm"] > 0
-            assert ("critic/noise_weight/mean" in values) == (minibatches == 4)
-    assert [line["step"] for line in ppo] == list(range(1, STEPS + 1))
+def test_the_critic_warms_up_and_then_both_learn(whole):
+    steps = logged(whole)
+    assert sorted(steps) == list(range(1, STEPS + 1))
+    for step, values in steps.items():
+        assert ("critic/warmup" in values) == (step <= WARMUP)
+        assert ("actor/pg_loss" in values) == (step > WARMUP)
+        assert values["critic/grad_norm"] > 0
+        assert "critic/noise_weight/mean" in values
 
 
-def test_a_resumed_run_has_the_same_next_losses(easyppo):
-    """The steps after the checkpoint were done by the run that was killed and by the one that went on."""
-    twice = [[line["values"] for line in easyppo if line["step"] == step] for step in range(CHECKPOINT + 1, KILLED_AFTER)]
-    assert twice
-    for before, after in twice:
+def test_a_branch_does_what_the_run_did_from_there(whole, branch):
+    """Weights, both optimizers and the prompt cursor came along: the same batches, and losses, as the run's own next steps."""
+    before, after = logged(whole), logged(branch)
+    assert sorted(after) == list(range(CHECKPOINT + 1, STEPS + 1))
+    for step, values in after.items():
+        theirs, own = (pq.read_table(run / "rollouts" / f"step_{step:06d}.parquet").to_pylist() for run in (whole, branch))
+        assert [row["prompt_ids"] for row in own] == [row["prompt_ids"] for row in theirs]
         for name in LOSSES:
-            assert after[name] == pytest.approx(before[name], rel=1e-3, abs=1e-5), name
+            assert values[name] == pytest.approx(before[step][name], rel=1e-3, abs=1e-5), name
 
 
-def test_the_checkpoint_has_the_critic_and_its_counts(easyppo, workspace):
-    path = workspace / f"easyppo/checkpoints/step_{STEPS:06d}"
+def test_the_checkpoint_has_the_critic_and_its_counts(whole):
+    path = whole / f"checkpoints/step_{STEPS:06d}"
     manifest = json.loads((path / "manifest.json").read_text())
     assert (manifest["batches"], manifest["updates"], manifest["critic_updates"]) == (STEPS, STEPS - WARMUP, 4 * STEPS)
     assert (path / "critic/value_head.safetensors").is_file()
 
 
-def test_the_critics_gradients_are_reported(easyppo, workspace):
-    page = workspace / "gradients.html"
-    checkpoints = f"checkpoints={workspace}/easyppo/checkpoints/step_{STEPS:06d}"
-    report = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pipelines.report",
-            "critic_gradients",
-            checkpoints,
-            f"out={page}",
-            f"uri=sqlite:///{workspace}/mlflow.db",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert report.returncode == 0, report.stderr
-    assert "weighted slope" in report.stdout
+def test_the_critics_gradients_are_reported(whole, workspace, capsys):
+    page, checkpoints = workspace / "gradients.html", f"checkpoints={whole}/checkpoints/step_{STEPS:06d}"
+    assert report(["critic_gradients", checkpoints, f"out={page}", f"uri=sqlite:///{workspace}/mlflow.db"]) == 0
+    assert "weighted slope" in capsys.readouterr().out
     assert page.read_text().count("data:image/png;base64,") == 2

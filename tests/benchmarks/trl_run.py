@@ -1,10 +1,11 @@
 """The TRL side of `vs_trl`: runs in an environment of its own, trains, and prints one line of JSON.
 
-`python trl_run.py MODEL ROWS.jsonl GENERATIONS`; needs trl and torch, nothing of this project.
+`python trl_run.py MODEL ROWS.jsonl VERIFIER.py BUDGET UPDATES GENERATIONS`; needs trl and torch, and of this project only the file
+that scores a response.
 """
 
+import importlib.util
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -14,13 +15,21 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-PROMPTS, GROUP, UPDATES, NEW_TOKENS = 32, 8, 2, 104
+PROMPTS, GROUP = 32, 8
 
 
-def reward(completions, ground_truth, **_):
-    """1 if the response ends in the right number."""
-    found = [re.search(r"#(\d{2})\s*$", completion[0]["content"]) for completion in completions]
-    return [float(match is not None and match.group(1) == truth) for match, truth in zip(found, ground_truth, strict=True)]
+def reward_function(verifier):
+    """The world's own verifier as TRL calls it."""
+    spec = importlib.util.spec_from_file_location("verifier", verifier)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def reward(completions, ground_truth, **_):
+        return [
+            module.score(completion[0]["content"], truth, {}) for completion, truth in zip(completions, ground_truth, strict=True)
+        ]
+
+    return reward
 
 
 class Clock(TrainerCallback):
@@ -36,7 +45,7 @@ class Clock(TrainerCallback):
         self.logs.append(logs)
 
 
-def main(model, rows, generations):
+def main(model, rows, verifier, budget, updates, generations):
     torch.set_num_threads(2)
     rows = [json.loads(line) for line in Path(rows).read_text().splitlines()]
     dataset = Dataset.from_list([{"prompt": row["prompt"], "ground_truth": row["reward_model"]["ground_truth"]} for row in rows])
@@ -45,11 +54,11 @@ def main(model, rows, generations):
         output_dir="/tmp/trl-run",
         use_cpu=True,
         bf16=False,
-        per_device_train_batch_size=PROMPTS * GROUP // UPDATES,
-        steps_per_generation=UPDATES,
+        per_device_train_batch_size=PROMPTS * GROUP // updates,
+        steps_per_generation=updates,
         num_generations=GROUP,
-        max_completion_length=NEW_TOKENS,
-        max_steps=generations * UPDATES,
+        max_completion_length=budget,
+        max_steps=generations * updates,
         learning_rate=1e-4,
         lr_scheduler_type="constant",
         adam_beta2=0.99,
@@ -66,7 +75,9 @@ def main(model, rows, generations):
         disable_tqdm=True,
         gradient_checkpointing=False,
     )
-    trainer = GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=dataset, callbacks=[clock])
+    trainer = GRPOTrainer(
+        model=model, reward_funcs=reward_function(verifier), args=config, train_dataset=dataset, callbacks=[clock]
+    )
     trainer.train()
     lengths = [log["completions/mean_length"] for log in clock.logs if "completions/mean_length" in log]
     rewards = [log["reward"] for log in clock.logs if "reward" in log]
@@ -74,4 +85,4 @@ def main(model, rows, generations):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(*sys.argv[1:4], *map(int, sys.argv[4:]))

@@ -1,9 +1,9 @@
 """The same training through TRL's GRPOTrainer and through this project, on this machine, one after the other:
-`python -m tests.benchmarks.vs_trl [--generations 5] [--env outputs/trl]`
+`python -m tests.benchmarks.vs_trl [--worlds chain_arithmetic number_walk] [--generations 5] [--env outputs/trl]`
 
-Same tiny model, prompts, group size (32 x 8), response budget (104 tokens) and two updates per generation, float32 on the CPU. TRL,
-its newest release, is installed into an environment of its own. Printed: tokens per second end to end (prompt and new tokens over
-the wall time of a whole step), the median after a warm-up.
+Same tiny model, prompts, group size (32 x 8), response budget and two updates per generation, float32 on the CPU. TRL, its newest
+release, is installed into an environment of its own. Printed for each world: tokens per second end to end (prompt and new tokens,
+no padding, over the wall time of a whole step), the median after a warm-up, and the mean length of a response beside its budget.
 """
 
 import argparse
@@ -12,15 +12,29 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+
+from omegaconf import OmegaConf
+from transformers import AutoTokenizer
 
 from pipelines import testbed
 
 WARM_UP = 1  # steps
-PROMPT_TOKENS = 28
 SEQUENCES = 256
-MODEL = Path(__file__).parent.parent.parent / "pipelines/assets/tiny"
+UPDATES = 2  # per generation
+ROOT = Path(__file__).parent.parent.parent
+MODEL = ROOT / "pipelines/assets/tiny"
+
+
+@dataclass
+class Measured:
+    """Of each step after the warm-up: tokens per second and mean response length; of every step: mean reward."""
+
+    rates: list[float]
+    lengths: list[float]
+    rewards: list[float]
 
 
 def environment(folder: Path) -> str:
@@ -32,54 +46,72 @@ def environment(folder: Path) -> str:
     return str(python)
 
 
-def through_trl(python: str, generations: int, folder: Path) -> tuple[list[float], list[float], str]:
-    """Tokens per second of each generation with its updates, mean rewards, TRL's version."""
-    rows = folder / "rows.jsonl"
-    rows.write_text("\n".join(json.dumps(row) for row in testbed.problem_rows("chain_arithmetic", "train", 2048)))
-    script = str(Path(__file__).with_name("trl_run.py"))
-    command = [python, script, str(MODEL), str(rows), str(generations)]
+def prompt_tokens(rows: list[dict]) -> float:
+    """Mean length of the rendered prompts."""
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    texts = [tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False) for row in rows]
+    return statistics.mean(len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+
+def through_trl(python: str, world: str, budget: int, generations: int, folder: Path) -> Measured:
+    """TRL logs lengths and rewards once per generation; the first one has no beginning to count from."""
+    rows = testbed.problem_rows(world, "train", 2048)
+    file = folder / "rows.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    script, verifier = str(Path(__file__).with_name("trl_run.py")), str(ROOT / f"serve/verifiers/{world}.py")
+    command = [python, script, str(MODEL), str(file), verifier, str(budget), str(UPDATES), str(generations)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         sys.exit(done.stderr[-3000:])
     result = json.loads(done.stdout.strip().splitlines()[-1])
-    updates = 2
-    ends = result["ends"][updates - 1 :: updates]
-    # TRL logs lengths and rewards once per generation. The first one has no beginning to count from.
-    rates = [SEQUENCES * (PROMPT_TOKENS + n) / (b - a) for (a, b), n in zip(pairwise(ends), result["lengths"][1:], strict=True)]
-    version = subprocess.run([python, "-c", "import trl; print(trl.__version__)"], capture_output=True, text=True, check=True)
-    return rates, result["rewards"], version.stdout.strip().splitlines()[-1]
+    ends, lengths, prompt = result["ends"][UPDATES - 1 :: UPDATES], result["lengths"][1:], prompt_tokens(rows)
+    rates = [SEQUENCES * (prompt + n) / (b - a) for (a, b), n in zip(pairwise(ends), lengths, strict=True)]
+    return Measured(rates, lengths, result["rewards"])
 
 
-def through_this(steps: int, folder: Path) -> tuple[list[float], list[float]]:
-    """Tokens per second of each step, mean rewards."""
+def through_this(world: str, steps: int, folder: Path) -> Measured:
+    """One run of `pipelines.train`, read from its MLflow store."""
     import mlflow
 
     uri = f"sqlite:///{folder}/mlflow.db"
-    overrides = [f"steps={steps}", "evaluation.every=0", "checkpoint.every=0", f"output_dir={folder}/out", f"tracking.uri={uri}"]
-    subprocess.run([sys.executable, "-m", "pipelines.train", *overrides, f"tracking.artifacts={folder}/artifacts"], check=True)
+    overrides = [f"task={world}", f"steps={steps}", f"algorithm.minibatches={UPDATES}", "evaluation.every=0", "checkpoint.every=0"]
+    overrides += [f"output_dir={folder}/out", f"tracking.uri={uri}", f"tracking.artifacts={folder}/artifacts"]
+    subprocess.run([sys.executable, "-m", "pipelines.train", *overrides], check=True)
     client = mlflow.MlflowClient(uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("chain_arithmetic").experiment_id])
+    (run,) = client.search_runs([client.get_experiment_by_name(world).experiment_id])
 
     def series(name: str) -> list[float]:
         return [m.value for m in client.get_metric_history(run.info.run_id, name)]
 
-    return series("perf/throughput")[WARM_UP:], series("critic/score/mean")
+    rates, lengths = series("perf/throughput")[WARM_UP:], series("response_length/mean")[WARM_UP:]
+    return Measured(rates, lengths, series("critic/score/mean"))
+
+
+def compare(python: str, version: str, world: str, generations: int) -> None:
+    """Both, one after the other, and what came of it."""
+    budget = OmegaConf.load(ROOT / f"conf/task/{world}.yaml").max_new_tokens
+    with tempfile.TemporaryDirectory() as folder:
+        trl = through_trl(python, world, budget, generations, Path(folder))
+        ours = through_this(world, generations, Path(folder))
+    print(f"{world}: responses of {statistics.mean(ours.lengths):.0f} tokens, at most {budget}")
+    for name, seen in ((f"TRL {version}", trl), ("this project", ours)):
+        spread = f"{min(seen.rates):,.0f} to {max(seen.rates):,.0f} over {len(seen.rates)} steps"
+        scores = " ".join(f"{reward:.2f}" for reward in seen.rewards)
+        print(f"  {name:<14}{statistics.median(seen.rates):>8,.0f} tokens/s  ({spread}; mean reward by step {scores})")
+    print(f"  {'ratio':<14}{statistics.median(ours.rates) / statistics.median(trl.rates):>8.2f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", nargs="+", default=["chain_arithmetic", "number_walk"])
     parser.add_argument("--generations", type=int, default=5)
     parser.add_argument("--env", type=Path, default=Path("outputs/trl"))
     args = parser.parse_args()
     python = environment(args.env.absolute())
-    with tempfile.TemporaryDirectory() as folder:
-        trl, trl_rewards, version = through_trl(python, args.generations, Path(folder))
-        ours, our_rewards = through_this(args.generations, Path(folder))
-    for name, rates, rewards in ((f"TRL {version}", trl, trl_rewards), ("this project", ours, our_rewards)):
-        spread = f"{min(rates):,.0f} to {max(rates):,.0f} over {len(rates)} steps"
-        scores = " ".join(f"{reward:.2f}" for reward in rewards)
-        print(f"{name:<14}{statistics.median(rates):>8,.0f} tokens/s  ({spread}; mean reward by step {scores})")
-    print(f"{'ratio':<14}{statistics.median(ours) / statistics.median(trl):>8.1f}")
+    asked = [python, "-c", "import trl; print(trl.__version__)"]
+    version = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
+    for world in args.worlds:
+        compare(python, version, world, args.generations)
 
 
 if __name__ == "__main__":

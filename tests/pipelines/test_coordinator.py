@@ -14,14 +14,14 @@ from pipelines import schema
 from pipelines.coordinator import Coordinator, CoordinatorConfig
 from pipelines.rollout import credit
 from pipelines.tracking import TrackingConfig
-from tests.conftest import configure
+from tests.conftest import configure, new_store
 
 PROBLEMS = [Problem(f"p{i}", "chain_arithmetic", [1, 2, 3], "33") for i in range(10)]
 
 
 def make(tmp_path, state=None, algorithm=None, problems=PROBLEMS, critic_prompt=None, context_limit=0, **fields):
     run = configure()
-    tracking = TrackingConfig(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path / "artifacts"), "test", None, 2, False)
+    tracking = TrackingConfig(new_store(tmp_path), str(tmp_path / "artifacts"), "test", None, 2, False)
     settings = CoordinatorConfig(
         seed=0,
         steps=10,
@@ -244,12 +244,15 @@ def test_refills_get_no_credit_and_stay_out_of_the_trainer(tmp_path):
     assert credited_rows[0]["actor_mask"] == [False]
 
 
-def test_a_restored_coordinator_replays_the_same_prefixes(tmp_path):
+@pytest.mark.parametrize("branch", [False, True])
+def test_a_restored_coordinator_replays_the_same_prefixes(tmp_path, branch):
+    """Whether its folder is the run's, or that of a branch, which takes the buffer over from where the other run has it."""
     first = make(tmp_path, replay=REPLAY)
     for k in (1, 2):
         replayed_step(first, k)
     state = checkpointed(first, tmp_path)
-    shutil.copytree(tmp_path, tmp_path / "second", ignore=shutil.ignore_patterns("second", "mlflow*"))
+    if not branch:
+        shutil.copytree(tmp_path, tmp_path / "second", ignore=shutil.ignore_patterns("second", "mlflow*"))
     second = make(tmp_path / "second", state, replay=REPLAY)
     for k in (3, 4, 5):
         mine, other = replayed_step(first, k)[0], replayed_step(second, k)[0]

@@ -13,6 +13,7 @@ from pipelines import schema
 from pipelines.critic_folder import HEAD
 from pipelines.report.__main__ import main
 from pipelines.report.critic_gradients import by_bin, measure
+from tests.conftest import new_store
 from tests.learner_parts import make_groups
 from tests.pipelines.test_ppo_learner import critic_folder
 from tests.reference.ppo import outputs_of
@@ -63,7 +64,7 @@ def test_intervals_are_closed_on_the_right_with_zero_in_the_first():
 
 
 def test_the_page_and_what_cannot_be_diagnosed(checkpoint, random_model, tmp_path, capsys):
-    uri = f"uri=sqlite:///{tmp_path}/mlflow.db"
+    uri = f"uri={new_store(tmp_path)}"
     assert main(["critic_gradients", f"checkpoints={checkpoint},{checkpoint}", f"out={tmp_path}/page.html", uri, "floor=0.25"]) == 0
     assert (tmp_path / "page.html").read_text().count("data:image/png;base64,") == 2
     assert "weighted slope" in capsys.readouterr().out

@@ -1,21 +1,17 @@
 """A real engine asks the critic: values are the model's own greedy answers, beside generation, for the right endpoints."""
 
-import dataclasses
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from algorithms.critic import MAX_ANSWER_TOKENS, parse_value
-from pipelines.config import ASSETS, critic_queries
+from pipelines.config import critic_queries
 from pipelines.engine import Sampling
-from pipelines.engine_pool import EnginePool
 from pipelines.prompts import load_tokenizer, render_prompt
-from tests.conftest import configure
+from tests.conftest import TINY, configure
 
 pytestmark = pytest.mark.engine
 
-TINY = str(ASSETS / "tiny")
 PROBLEM, PREFIX, SOLUTION = "37>82/07", "37+9=46;46+9=55;", "37+9=46;46+9=55;55+9=64;64+9=73;73+9=82;#"
 
 
@@ -25,12 +21,8 @@ def critic():
 
 
 @pytest.fixture(scope="module")
-def pool(ray_cluster, critic):
-    config = dataclasses.replace(configure().engines, count=2, threads=1, max_num_seqs=64)
-    pool = EnginePool.start(TINY, "float32", critic.context_limit, config, seed=0)
-    pool.wait_ready()
-    yield pool
-    pool.stop()
+def pool(tiny_pool):
+    return tiny_pool[0]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +53,7 @@ def request(tokenizer, row_id, prefix, **fields):
 
     reference = ids(SOLUTION) if fields.pop("informed", False) else None
     row = {"row_id": row_id, "prompt_ids": render_prompt(tokenizer, PROBLEM), "prefix_ids": ids(prefix), "n": 4, "seed": row_id}
-    row |= {"max_new_tokens": 16, "policy_version": 0, "chunk": True, "ask_critic": True, "reference_ids": reference}
+    row |= {"max_new_tokens": 16, "policy_version": 3, "chunk": True, "ask_critic": True, "reference_ids": reference}
     return row | fields
 
 

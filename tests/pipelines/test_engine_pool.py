@@ -5,19 +5,17 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import ray
 
 from pipelines.engine import Sampling, restarts
-from pipelines.engine_pool import EngineError, EnginePool
-from tests.conftest import configure
+from pipelines.engine_pool import EngineError
 
 pytestmark = pytest.mark.engine
 
 DEADLINE_S = 420
-TINY = str(Path(__file__).parents[2] / "pipelines/assets/tiny")
+ROWS = 256  # enough that the engines are still at them when the fault comes
 
 
 def rows(count, version=3):
@@ -35,34 +33,15 @@ def rows(count, version=3):
     ]
 
 
-@pytest.fixture(scope="module")
-def pool(ray_cluster, tmp_path_factory):
-    """One engine at weights version 3, that may start again twice in all."""
-    from safetensors.torch import load_file
-
-    from pipelines.checksum import weights_checksum
-    from pipelines.weight_sync import write_current
-
-    weights = tmp_path_factory.mktemp("weights")
-    config = dataclasses.replace(configure().engines, count=1, max_restarts=2)
-    pool = EnginePool.start(TINY, "float32", 256, config, seed=0, weights_dir=str(weights))
-    pool.wait_ready()
-    current = write_current(weights, load_file(f"{TINY}/model.safetensors"), version=3)
-    pool.load_weights(**current)
-    assert current["checksum"] == weights_checksum(load_file(f"{TINY}/model.safetensors").values())
-    yield pool, str(weights)
-    pool.stop()
-
-
-def generating(pool, count, **limits):
-    """Start generating in a thread; the thread, where its result will be, and the engine's process."""
+def generating(pool, **limits):
+    """Start generating in a thread; the thread, where its result will be, and the first engine's process."""
     patient = dataclasses.replace(pool, config=dataclasses.replace(pool.config, **limits))
-    (pid,) = ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in pool.actors])
+    pid = ray.get(pool.actors[0].__ray_call__.remote(lambda self: os.getpid()))
     result: dict = {}
 
     def run():
         try:
-            result["completions"] = patient.generate(rows(count), Sampling(1.0))
+            result["completions"] = patient.generate(rows(ROWS), Sampling(1.0))
         except EngineError as error:
             result["error"] = error
 
@@ -73,20 +52,20 @@ def generating(pool, count, **limits):
     return thread, result, pid
 
 
-def test_an_engine_killed_in_mid_generation_starts_again_with_the_current_weights(pool):
-    pool, weights = pool
-    thread, result, pid = generating(pool, 512)
+def test_an_engine_killed_in_mid_generation_starts_again_with_the_current_weights(tiny_pool):
+    pool, weights = tiny_pool
+    thread, result, pid = generating(pool)
     os.kill(pid, signal.SIGKILL)
     thread.join(timeout=DEADLINE_S)
-    assert [len(c["response_ids"]) for c in result["completions"]] == [4] * 512  # every row once, from version 3
+    assert [len(c["response_ids"]) for c in result["completions"]] == [4] * ROWS  # every row once, from version 3
     assert {c["policy_version"] for c in result["completions"]} == {3}
     assert restarts(weights) == 1
 
 
-def test_an_engine_that_hangs_meets_its_deadline_and_is_replaced(pool):
-    pool, weights = pool
-    thread, result, pid = generating(pool, 256, request_timeout_s=15.0)
+def test_an_engine_that_hangs_meets_its_deadline_and_is_replaced(tiny_pool):
+    pool, weights = tiny_pool
+    thread, result, pid = generating(pool, request_timeout_s=15.0)
     os.kill(pid, signal.SIGSTOP)
     thread.join(timeout=DEADLINE_S)
-    assert [len(c["response_ids"]) for c in result["completions"]] == [4] * 256
+    assert [len(c["response_ids"]) for c in result["completions"]] == [4] * ROWS
     assert restarts(weights) == 2

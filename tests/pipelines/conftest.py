@@ -1,0 +1,28 @@
+"""What the tests of the pipelines share."""
+
+import dataclasses
+
+import pytest
+
+from pipelines.config import critic_queries
+from tests.conftest import TINY, configure
+
+
+@pytest.fixture(scope="package")
+def tiny_pool(ray_cluster, tmp_path_factory: pytest.TempPathFactory):
+    """Two engines with the shipped model at weights version 3, that may each start again twice; and the folder of their weights."""
+    from safetensors.torch import load_file
+
+    from pipelines.engine_pool import EnginePool
+    from pipelines.weight_sync import write_current
+
+    with_critic = configure("algorithm=ac2", "task=number_walk")
+    queries = critic_queries(with_critic)
+    assert queries is not None
+    weights = tmp_path_factory.mktemp("weights")
+    config = dataclasses.replace(with_critic.engines, count=2, threads=1, max_restarts=2)
+    pool = EnginePool.start(TINY, "float32", queries.context_limit, config, seed=0, weights_dir=str(weights))
+    pool.wait_ready()
+    pool.load_weights(**write_current(weights, load_file(f"{TINY}/model.safetensors"), version=3))
+    yield pool, str(weights)
+    pool.stop()
