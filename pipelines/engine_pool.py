@@ -5,6 +5,7 @@ asked once more for what it still owes.
 """
 
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,13 @@ log = logging.getLogger(__name__)
 
 class EngineError(RuntimeError):
     """An engine did not do what was asked of it, in time or at all."""
+
+
+def cause_of_death(error: Exception) -> str:
+    """What an actor's constructor raised, at the end of the traceback that Ray gives; else the first line of what Ray says."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    raised = [i for i, line in enumerate(lines) if re.match(r"[\w.]+: ", line)]
+    return " ".join(lines[raised[-1] :]) if "creation task" in lines[0] and raised else lines[0]
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,7 @@ class EnginePool:
                     if attempt < self.config.max_restarts:
                         ray.kill(self.actors[engine], no_restart=False)
                 except RayActorError as error:
-                    failure = f"engine {engine} died during {what} ({str(error).splitlines()[0]})"
+                    failure = f"engine {engine} died during {what} ({cause_of_death(error)})"
             if len(answers) == len(engines):
                 return answers
             if attempt < self.config.max_restarts:
@@ -166,6 +174,8 @@ class EnginePool:
                 except ActorUnavailableError:
                     time.sleep(POLL_S)
                 except (GetTimeoutError, RayActorError) as error:
-                    raise EngineError(f"{failure}, and it did not start again: {str(error).splitlines()[0]}") from error
+                    cause = cause_of_death(error)
+                    again = "." if cause in failure else f": {cause}"
+                    raise EngineError(f"{failure}, and it did not start again{again}") from error
                 if time.monotonic() > deadline:
                     raise EngineError(f"{failure}, and it did not start again within {self.config.start_timeout_s:g} s.")

@@ -108,7 +108,7 @@ class Loop:
 
     def passed_rows(self) -> Iterator[dict[str, Any]]:
         """One pass over the rollout dataset; begins when all ranks have asked for it."""
-        whole_blocks = cast(int, None)
+        whole_blocks = cast(int, None)  # as documented; the type says int alone
         for batch in self.rollouts.iter_batches(batch_size=whole_blocks, batch_format="pyarrow", prefetch_batches=0):
             yield from trainer_rows(batch)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no new cluster by a judge handle's thread after the last test
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin for each other starve on a busy machine
 
 import hypothesis
