@@ -14,6 +14,7 @@ from pipelines.config import compose
 from pipelines.entry import command, resolved
 from pipelines.report.__main__ import main as report
 from tests.commands import ONE_ENGINE, SMALL, alone, killed_after, run
+from tests.conftest import TINY
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("joined")]
 
@@ -138,7 +139,7 @@ def test_the_last_checkpoint_is_whole_and_opens_as_an_ordinary_model(resumed):
     model = AutoModelForCausalLM.from_pretrained(path / "model")
     tokenizer = AutoTokenizer.from_pretrained(path / "model")
     assert tokenizer.chat_template
-    shipped = AutoModelForCausalLM.from_pretrained(Path(__file__).parent.parent / "pipelines/assets/tiny")
+    shipped = AutoModelForCausalLM.from_pretrained(TINY)
     for (name, new), old in zip(model.named_parameters(), shipped.parameters(), strict=True):
         assert not torch.equal(new, old), f"{name} did not change"
 

@@ -10,10 +10,9 @@ from pipelines.config import ASSETS, critic_queries
 from pipelines.critic_prompt import load_critic_prompt
 from pipelines.critic_queries import CriticQueries
 from pipelines.prompts import load_tokenizer
-from tests.conftest import configure
+from tests.conftest import TINY, configure
 
 SHIPPED = ASSETS / "critic_prompts"
-TINY = str(ASSETS / "tiny")
 QWEN = (
     "{%- for m in messages -%}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
