@@ -12,17 +12,18 @@ import pyarrow.parquet as pq
 import ray
 
 from algorithms.types import Problem, PromptRow
-from pipelines import checkpoint, cluster, schema
-from pipelines.config import ConfigError, RunConfig, build
-from pipelines.data import load_problems
-from pipelines.engine import Sampling
-from pipelines.engine_pool import EnginePool
-from pipelines.entry import command
-from pipelines.evaluation import evaluation_metrics
-from pipelines.planning import EVAL_ROWS, plan_table
-from pipelines.progress import table
-from pipelines.prompts import load_tokenizer
-from pipelines.rollout import judged_dataset
+from pipelines.command import cluster
+from pipelines.command.entry import command
+from pipelines.command.progress import table
+from pipelines.config.run import ConfigError, RunConfig, build
+from pipelines.data.problems import load_problems
+from pipelines.data.prompts import load_tokenizer
+from pipelines.engines.engine import Sampling
+from pipelines.engines.pool import EnginePool
+from pipelines.rollout.dataset import judged_dataset, schema
+from pipelines.rollout.plan import EVAL_ROWS, plan_table
+from pipelines.rollout.scores import evaluation_metrics
+from pipelines.store import checkpoint
 from serve import judge
 from serve.reward_function import RewardFunction
 from serve.verifiers import find

@@ -24,18 +24,19 @@ import ray
 
 from algorithms.critic import MAX_ANSWER_TOKENS
 from algorithms.types import PromptRow
-from pipelines import checkpoint, cluster
-from pipelines.config import ConfigError, RunConfig, build, digest
-from pipelines.critic_prompt import load_critic_prompt
-from pipelines.critic_queries import CriticQueries
-from pipelines.engine_pool import EnginePool
-from pipelines.entry import command
+from pipelines.command import cluster
+from pipelines.command.entry import command
+from pipelines.command.progress import table
+from pipelines.config.run import ConfigError, RunConfig, build, digest
+from pipelines.data.prompts import load_tokenizer
+from pipelines.engines.pool import EnginePool
+from pipelines.engines.self_critic import CriticQueries
+from pipelines.engines.self_critic_prompt import load_critic_prompt
 from pipelines.evaluate import model_folder
-from pipelines.planning import plan_table
-from pipelines.progress import table
-from pipelines.prompts import load_tokenizer
-from pipelines.replay_buffer import ReplayBuffer, ReplayError, read_index, tokenizer_hash
-from pipelines.rollout import generate, judge_rows
+from pipelines.rollout.dataset import generate, judge_rows
+from pipelines.rollout.plan import plan_table
+from pipelines.store import checkpoint
+from pipelines.store.replay_buffer import ReplayBuffer, ReplayError, read_index, tokenizer_hash
 from serve import judge
 from serve.reward_function import RewardFunction
 

@@ -17,14 +17,14 @@ import ray
 
 from algorithms.critic import round_to_grid
 from algorithms.types import Sequence
-from pipelines import cluster
-from pipelines.config import RayConfig, digest, make, resolve_model, resolve_tracking
-from pipelines.critic_prompt import load_critic_prompt
-from pipelines.data import DataError, read_rows
-from pipelines.entry import command
-from pipelines.prompts import load_tokenizer, render_prompt, stop_ids
-from pipelines.settings import LearnerConfig, ModelConfig, OptimizerConfig, read_model_config
-from pipelines.tracking import Tracker, TrackingConfig, git_sha
+from pipelines.command import cluster
+from pipelines.command.entry import command
+from pipelines.config.run import RayConfig, digest, make, resolve_model, resolve_tracking
+from pipelines.data.problems import DataError, read_rows
+from pipelines.data.prompts import load_tokenizer, render_prompt, stop_ids
+from pipelines.engines.self_critic_prompt import load_critic_prompt
+from pipelines.store.tracker import Tracker, TrackingConfig, git_sha
+from pipelines.trainer.config import LearnerConfig, ModelConfig, OptimizerConfig, read_model_config
 
 LOG_EVERY = 20  # optimizer steps
 
@@ -89,8 +89,8 @@ def run_rank(config: SFTConfig) -> None:
     from ray.train.torch import get_device
 
     from algorithms.sft import nll_loss
-    from pipelines.learner import Learner
-    from pipelines.train_state import save_model_folder
+    from pipelines.trainer.learner import Learner
+    from pipelines.trainer.state import save_model_folder
 
     torch.set_num_threads(config.learner.threads)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -127,7 +127,7 @@ def run(tree: dict[str, Any]) -> None:
     from ray.train import RunConfig
     from ray.train.torch import TorchTrainer
 
-    from pipelines.ranks import rank_options
+    from pipelines.trainer.launch import rank_options
 
     model = make(ModelConfig, resolve_model(tree["model"]), "model")
     read_model_config(model.path)

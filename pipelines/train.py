@@ -17,20 +17,21 @@ from ray.train import RunConfig as TrainRunConfig
 from ray.train.torch import TorchTrainer
 
 from algorithms.flops import DecodingCost
-from pipelines import checkpoint, cluster, progress
-from pipelines.config import ConfigError, RunConfig, build, critic_queries, digest
-from pipelines.coordinator import Coordinator, CoordinatorConfig
-from pipelines.critic_queries import CriticQueries
-from pipelines.data import ProblemSet, load_problems
-from pipelines.engine import Sampling
-from pipelines.engine_pool import EnginePool
-from pipelines.entry import command
-from pipelines.prompts import load_tokenizer, stop_ids
-from pipelines.ranks import rank_options
-from pipelines.replay_buffer import check_start, tokenizer_hash
-from pipelines.rollout import rollout_dataset
-from pipelines.settings import LoopConfig, read_model_config, run_rank
-from pipelines.tracking import FLUSH_TIMEOUT_S, git_sha
+from pipelines.command import cluster, progress
+from pipelines.command.entry import command
+from pipelines.config.run import ConfigError, RunConfig, build, critic_queries, digest
+from pipelines.data.problems import ProblemSet, load_problems
+from pipelines.data.prompts import load_tokenizer, stop_ids
+from pipelines.engines.engine import Sampling
+from pipelines.engines.pool import EnginePool
+from pipelines.engines.self_critic import CriticQueries
+from pipelines.rollout.coordinator import Coordinator, CoordinatorConfig
+from pipelines.rollout.dataset import rollout_dataset
+from pipelines.store import checkpoint
+from pipelines.store.replay_buffer import check_start, tokenizer_hash
+from pipelines.store.tracker import FLUSH_TIMEOUT_S, git_sha
+from pipelines.trainer.config import LoopConfig, read_model_config, run_rank
+from pipelines.trainer.launch import rank_options
 from serve import judge
 from serve.reward_function import RewardFunction
 from serve.verifiers import find

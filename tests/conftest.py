@@ -13,8 +13,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin for eac
 import hypothesis
 import pytest
 
-from pipelines.config import ASSETS, RunConfig, build, compose
-from pipelines.entry import resolved
+from pipelines.command.entry import resolved
+from pipelines.config.run import ASSETS, RunConfig, build, compose
 
 TINY = str(ASSETS / "tiny")
 
@@ -53,7 +53,7 @@ def config() -> RunConfig:
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with an untrained tiny model and its tokenizer."""
-    from pipelines.tiny_model import build_model, build_tokenizer
+    from pipelines.data.tiny_model import build_model, build_tokenizer
 
     folder = str(tmp_path_factory.mktemp("model"))
     build_model(seed=3).save_pretrained(folder)
@@ -66,7 +66,7 @@ def ray_cluster(config: RunConfig):
     """A local Ray cluster, as the CPU configuration starts it."""
     import ray
 
-    from pipelines import cluster
+    from pipelines.command import cluster
 
     cluster.connect(config.ray)
     yield

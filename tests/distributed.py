@@ -11,7 +11,7 @@ from typing import Any
 import torch.multiprocessing as mp
 
 # Ranks are forked from a process that has these: each would import them for eight seconds of a core.
-mp.set_forkserver_preload(["tests.learner_parts", "pipelines.learner", "pipelines.train_state", "torch.distributed.fsdp"])
+mp.set_forkserver_preload(["tests.learner_parts", "pipelines.trainer.learner", "pipelines.trainer.state", "torch.distributed.fsdp"])
 
 
 def free_port() -> int:

@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 from algorithms.contract import Algorithm
-from pipelines.learner import Learner
-from pipelines.settings import ModelConfig, OptimizerConfig
+from pipelines.trainer.config import ModelConfig, OptimizerConfig
+from pipelines.trainer.learner import Learner
 from tests.conftest import configure
 
 OPTIMIZER = OptimizerConfig(
@@ -50,7 +50,7 @@ def make_groups() -> list[dict]:
 
 
 def credited(groups: list[dict], algorithm: Algorithm | None = None) -> list[dict]:
-    from pipelines.rollout import as_group
+    from pipelines.rollout.dataset import as_group
 
     credits = [(algorithm or configure().algorithm).credit(as_group(group)) for group in groups]
     return [

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipelines import replay, train
-from pipelines.config import compose
-from pipelines.entry import command, resolved
+from pipelines.command.entry import command, resolved
+from pipelines.config.run import compose
 from pipelines.report.__main__ import main as report
 from tests.commands import ONE_ENGINE, SMALL, alone, killed_after, run
 from tests.conftest import TINY
@@ -205,7 +205,7 @@ def test_a_cluster_too_small_fails_with_a_table(workspace, capsys):
 
 
 def test_fine_tuning_lowers_the_loss_and_writes_a_model(workspace):
-    from pipelines import testbed
+    from pipelines.data import worlds as testbed
     from tests.pipelines.test_data import jsonl
 
     rows = testbed.stage_rows("noise", seed=1, limit=640)

@@ -78,8 +78,8 @@ def gradient_norms(critic: Path, samples: Sequence[tuple[list[int], list[int], f
     from safetensors.torch import load_file
     from transformers import AutoModel
 
-    from pipelines.critic_folder import HEAD
-    from pipelines.value_model import ValueModel
+    from pipelines.trainer.value_folder import HEAD
+    from pipelines.trainer.value_model import ValueModel
 
     if not (critic / HEAD).is_file():
         raise ReportError(f"{critic}: no critic there; give checkpoints of a run with a critic model (algorithm=ppo and its like).")

@@ -11,10 +11,10 @@ import pytest
 from algorithms.ac2_memory import AC2Memory, rank_correlation
 from algorithms.critic import CriticPrompt
 from algorithms.types import Group, ObservedGroup, Problem
-from pipelines import checkpoint, schema
-from pipelines.config import ASSETS
-from pipelines.critic_queries import CriticQueries
-from pipelines.rollout import credit
+from pipelines.config.run import ASSETS
+from pipelines.engines.self_critic import CriticQueries
+from pipelines.rollout.dataset import credit, schema
+from pipelines.store import checkpoint
 from tests.conftest import configure
 from tests.pipelines.test_coordinator import make
 from tests.reference.ac2 import AC2Reference

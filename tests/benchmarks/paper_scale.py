@@ -20,14 +20,14 @@ import ray
 from algorithms.critic import CriticPrompt
 from algorithms.flops import DecodingCost
 from algorithms.types import Problem
-from pipelines import cluster
-from pipelines.batching import trainer_rows
-from pipelines.config import RunConfig
-from pipelines.coordinator import Coordinator, CoordinatorConfig
-from pipelines.engine import Sampling
-from pipelines.rollout import rollout_dataset
-from pipelines.settings import read_model_config
-from pipelines.tracking import TrackingConfig
+from pipelines.command import cluster
+from pipelines.config.run import RunConfig
+from pipelines.engines.engine import Sampling
+from pipelines.rollout.coordinator import Coordinator, CoordinatorConfig
+from pipelines.rollout.dataset import rollout_dataset
+from pipelines.store.tracker import TrackingConfig
+from pipelines.trainer.batching import trainer_rows
+from pipelines.trainer.config import read_model_config
 from serve import judge
 from tests.conftest import configure
 

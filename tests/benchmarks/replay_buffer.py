@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from algorithms.replay import Replay
 from algorithms.types import Problem
-from pipelines.replay_buffer import SCHEMA, ReplayBuffer, read_index
+from pipelines.store.replay_buffer import SCHEMA, ReplayBuffer, read_index
 
 PREFIXES = 192
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from pipelines import testbed
+from pipelines.data import worlds as testbed
 
 WARM_UP = 1  # steps
 SEQUENCES = 256

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pipelines.config import critic_queries
+from pipelines.config.run import critic_queries
 from tests.conftest import TINY, configure
 
 
@@ -13,8 +13,8 @@ def tiny_pool(ray_cluster, tmp_path_factory: pytest.TempPathFactory):
     """Two engines with the shipped model at weights version 3, that may each start again twice; and the folder of their weights."""
     from safetensors.torch import load_file
 
-    from pipelines.engine_pool import EnginePool
-    from pipelines.weight_sync import write_current
+    from pipelines.engines.pool import EnginePool
+    from pipelines.weights.folder import write_current
 
     with_critic = configure("algorithm=ac2", "task=number_walk")
     queries = critic_queries(with_critic)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.types import Sequence
-from pipelines.batching import microbatches, pad, split_like
+from pipelines.trainer.batching import microbatches, pad, split_like
 
 shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=30)
 

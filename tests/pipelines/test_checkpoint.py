@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from pipelines import checkpoint
-from pipelines.settings import CheckpointConfig
+from pipelines.store import checkpoint
+from pipelines.trainer.config import CheckpointConfig
 
 
 def make(run, step, score=None, manifest=True):

@@ -5,8 +5,8 @@ import subprocess
 import pytest
 from omegaconf import OmegaConf
 
-from pipelines.config import CONF, ConfigError, compose
-from pipelines.entry import command
+from pipelines.command.entry import command
+from pipelines.config.run import CONF, ConfigError, compose
 from tests.conftest import configure
 
 
@@ -92,7 +92,7 @@ def test_adapters_and_replay_are_nested_settings():
 
 
 def test_a_sweep_runs_every_combination_and_says_which_failed(monkeypatch, capsys):
-    from pipelines import entry
+    from pipelines.command import entry
 
     started = []
 

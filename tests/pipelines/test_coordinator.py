@@ -10,10 +10,9 @@ import pytest
 from algorithms.flops import DecodingCost
 from algorithms.replay import Replay
 from algorithms.types import Problem
-from pipelines import schema
-from pipelines.coordinator import Coordinator, CoordinatorConfig
-from pipelines.rollout import credit
-from pipelines.tracking import TrackingConfig
+from pipelines.rollout.coordinator import Coordinator, CoordinatorConfig
+from pipelines.rollout.dataset import credit, schema
+from pipelines.store.tracker import TrackingConfig
 from tests.conftest import configure, new_store
 
 PROBLEMS = [Problem(f"p{i}", "chain_arithmetic", [1, 2, 3], "33") for i in range(10)]

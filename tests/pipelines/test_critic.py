@@ -6,10 +6,10 @@ import shutil
 import pytest
 
 from algorithms.critic import VALUES, CriticPrompt
-from pipelines.config import ASSETS, critic_queries
-from pipelines.critic_prompt import load_critic_prompt
-from pipelines.critic_queries import CriticQueries
-from pipelines.prompts import load_tokenizer
+from pipelines.config.run import ASSETS, critic_queries
+from pipelines.data.prompts import load_tokenizer
+from pipelines.engines.self_critic import CriticQueries
+from pipelines.engines.self_critic_prompt import load_critic_prompt
 from tests.conftest import TINY, configure
 
 SHIPPED = ASSETS / "critic_prompts"

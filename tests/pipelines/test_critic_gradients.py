@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModel
 
-from pipelines import schema
-from pipelines.critic_folder import HEAD
 from pipelines.report.__main__ import main
 from pipelines.report.critic_gradients import by_bin, measure
+from pipelines.rollout import schema
+from pipelines.trainer.value_folder import HEAD
 from tests.conftest import new_store
 from tests.learner_parts import make_groups
 from tests.pipelines.test_ppo_learner import critic_folder

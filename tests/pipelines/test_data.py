@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.data import DataConfig, DataError, load_problems
-from pipelines.prompts import load_tokenizer, render_prompt, stop_ids
+from pipelines.data.problems import DataConfig, DataError, load_problems
+from pipelines.data.prompts import load_tokenizer, render_prompt, stop_ids
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from pipelines.checksum import weights_checksum
-from pipelines.engine import Sampling
-from pipelines.engine_pool import EngineError, EnginePool
+from pipelines.engines.engine import Sampling
+from pipelines.engines.pool import EngineError, EnginePool
+from pipelines.weights.checksum import weights_checksum
 from tests.conftest import configure
 from tests.reference.grpo import logprobs_of
 
@@ -102,7 +102,7 @@ def test_sync_brings_weights_version_and_a_clean_prefix_cache(pool, random_model
 
 PLAIN_ENGINE = """
 import sys, dataclasses, os
-from pipelines.engine import Engine, environment
+from pipelines.engines.engine import Engine, environment
 from tests.conftest import configure
 config = dataclasses.replace(configure().engines, max_num_seqs=8)
 os.environ.update(environment(config))

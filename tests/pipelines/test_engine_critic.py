@@ -5,9 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from algorithms.critic import MAX_ANSWER_TOKENS, parse_value
-from pipelines.config import critic_queries
-from pipelines.engine import Sampling
-from pipelines.prompts import load_tokenizer, render_prompt
+from pipelines.config.run import critic_queries
+from pipelines.data.prompts import load_tokenizer, render_prompt
+from pipelines.engines.engine import Sampling
 from tests.conftest import TINY, configure
 
 pytestmark = pytest.mark.engine

@@ -9,8 +9,8 @@ import time
 import pytest
 import ray
 
-from pipelines.engine import Sampling, restarts
-from pipelines.engine_pool import EngineError, cause_of_death
+from pipelines.engines.engine import Sampling, restarts
+from pipelines.engines.pool import EngineError, cause_of_death
 
 pytestmark = pytest.mark.engine
 

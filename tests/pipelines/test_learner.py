@@ -10,10 +10,10 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from algorithms.types import CriticExample, CriticSettings, Recalled
-from pipelines import model as model_module
-from pipelines import train_state
-from pipelines.batching import sequences_of
-from pipelines.optimization import NonFiniteError
+from pipelines.trainer import policy as model_module
+from pipelines.trainer import state as train_state
+from pipelines.trainer.batching import sequences_of
+from pipelines.trainer.optimizer import NonFiniteError
 from tests.conftest import configure
 from tests.distributed import run_ranks
 from tests.learner_parts import TEMPERATURE, credited, make_groups, make_learner, share
@@ -266,7 +266,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one(results, one: dict, two: dict)
 
 def test_prompt_and_prefix_get_no_loss():
     """Every selected position predicts a response token; not one token of prompt or prefix is a target."""
-    from pipelines.batching import pad
+    from pipelines.trainer.batching import pad
 
     for group in credited(make_groups()):
         sequences = sequences_of(group)

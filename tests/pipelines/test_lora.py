@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipelines import checkpoint, train_state
-from pipelines import model as model_module
-from pipelines.learner import Learner
-from pipelines.settings import LoRAConfig, ModelConfig
+from pipelines.store import checkpoint
+from pipelines.trainer import policy as model_module
+from pipelines.trainer import state as train_state
+from pipelines.trainer.config import LoRAConfig, ModelConfig
+from pipelines.trainer.learner import Learner
 from tests.conftest import configure
 from tests.distributed import run_ranks
 from tests.learner_parts import OPTIMIZER, TEMPERATURE, credited, make_groups, share

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipelines.config import compose
-from pipelines.entry import combinations, resolved
+from pipelines.command.entry import combinations, resolved
+from pipelines.config.run import compose
 
 METHODS = ("ppo", "ppo_actor_filter", "hl_gauss_ppo", "vapo", "easyppo")
 TASKS = ("frontiercs", "aime", "search_r1")

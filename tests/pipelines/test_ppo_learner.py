@@ -13,9 +13,9 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 
 from algorithms.ppo import PPO
-from pipelines import train_state
-from pipelines.critic_folder import HEAD, CriticError, check_critic
-from pipelines.model import full_state_dict, gathered
+from pipelines.trainer import state as train_state
+from pipelines.trainer.policy import full_state_dict, gathered
+from pipelines.trainer.value_folder import HEAD, CriticError, check_critic
 from tests.conftest import configure
 from tests.distributed import run_ranks
 from tests.learner_parts import TEMPERATURE, credited, make_groups, make_learner, share
@@ -123,7 +123,7 @@ def everything(folders: dict[str, str], path: str) -> dict:
 
 @pytest.fixture(scope="module")
 def folders(random_model: str, tmp_path_factory) -> dict[str, str]:
-    from pipelines.tiny_model import build_model, build_tokenizer
+    from pipelines.data.tiny_model import build_model, build_tokenizer
 
     base = tmp_path_factory.mktemp("critics")
     build_model(seed=4).save_pretrained(base / "reference")

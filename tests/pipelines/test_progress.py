@@ -1,6 +1,6 @@
 from ray.exceptions import RayTaskError
 
-from pipelines.progress import clock, describe, flops, root_cause, table
+from pipelines.command.progress import clock, describe, flops, root_cause, table
 
 
 def test_numbers_for_people():

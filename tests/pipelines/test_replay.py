@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.critic import CriticPrompt
-from pipelines import replay, schema
-from pipelines.config import ConfigError
-from pipelines.critic_queries import CriticQueries
-from pipelines.replay_buffer import ReplayBuffer
+from pipelines import replay
+from pipelines.config.run import ConfigError
+from pipelines.engines.self_critic import CriticQueries
+from pipelines.rollout import schema
+from pipelines.store.replay_buffer import ReplayBuffer
 from tests.pipelines.test_replay_buffer import row, table
 
 JOB = replay.ReplayJob(prefixes=3, group_size=2, cut="grid", grid=4, chunk_tokens=3, rows_per_file=2, seed=0, budget=40)

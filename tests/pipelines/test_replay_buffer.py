@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import replay_buffer
-from pipelines.replay_buffer import (
+from pipelines.store import replay_buffer
+from pipelines.store.replay_buffer import (
     SCHEMA,
     ReplayBuffer,
     ReplayBufferConfig,
@@ -198,7 +198,7 @@ def test_whatever_is_appended_the_newest_are_kept(sizes, capacity):
 
 
 def test_the_hash_follows_the_vocabulary_and_not_the_template(random_model):
-    from pipelines.prompts import load_tokenizer
+    from pipelines.data.prompts import load_tokenizer
 
     tokenizer, other = load_tokenizer(random_model), load_tokenizer(random_model)
     other.chat_template = "{{ messages }}"

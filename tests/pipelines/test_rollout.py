@@ -4,10 +4,9 @@ import pyarrow as pa
 import pytest
 
 from algorithms.types import Problem, PromptRow
-from pipelines import schema
-from pipelines.engine import Sampling
-from pipelines.planning import plan_table
-from pipelines.rollout import credit, generate, judge_rows
+from pipelines.engines.engine import Sampling
+from pipelines.rollout.dataset import credit, generate, judge_rows, schema
+from pipelines.rollout.plan import plan_table
 from tests.conftest import configure
 
 SAMPLING = {"train": Sampling(1.0), "eval": Sampling(0.6, 0.95, 20)}

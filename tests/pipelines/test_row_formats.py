@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import data
-from pipelines.data import DataConfig, DataError, load_problems
-from pipelines.prompts import load_tokenizer
-from pipelines.row_formats import RowFormat
+from pipelines.data import problems as data
+from pipelines.data.problems import DataConfig, DataError, load_problems
+from pipelines.data.prompts import load_tokenizer
+from pipelines.data.row_formats import RowFormat
 
 ROWS = {
     "trl": ({"prompt": "1+1=", "solution": "2", "level": 3}, RowFormat("trl", data_source="math")),

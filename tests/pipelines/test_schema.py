@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 
 from algorithms.types import Problem, PromptRow
-from pipelines import schema
-from pipelines.planning import plan_table
+from pipelines.rollout import schema
+from pipelines.rollout.plan import plan_table
 
 
 def planned(count=2, n=2):

@@ -5,8 +5,8 @@ import json
 import mlflow
 import pytest
 
-from pipelines import tracking
-from pipelines.tracking import Outbox, Tracker, TrackingConfig, main
+from pipelines.store import tracker as tracking
+from pipelines.store.tracker import Outbox, Tracker, TrackingConfig, main
 
 
 def config(uri, tmp_path):
@@ -59,7 +59,7 @@ def test_a_server_that_is_away_for_the_whole_run_gets_everything_by_one_command(
     assert tracker.run_id is None
     assert "3 records did not reach MLflow" in told
     assert "no route to the server" in told
-    assert f"python -m pipelines.tracking {tmp_path / 'run'}" in told
+    assert f"python -m pipelines.store.tracker {tmp_path / 'run'}" in told
     assert main(str(tmp_path / "run")) == 0
     assert "3 of 3 records sent" in capsys.readouterr().out
     client, run = run_of(uri)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.engine_pool import EngineError
-from pipelines.weight_sync import PoolClient
+from pipelines.engines.pool import EngineError
+from pipelines.weights.folder import PoolClient
 from tests.conftest import configure
 
 

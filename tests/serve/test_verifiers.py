@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from pipelines import testbed
+from pipelines.data import worlds as testbed
 from serve.verifiers import chain_arithmetic, find, graded_chain, number_walk
 from serve.verifiers.math_answer import score as math_score
 from serve.verifiers.reasoning_gym_task import score as gym_score

@@ -1,0 +1,225 @@
+"""Datasets of problems: read whole, checked whole and rendered before anything starts."""
+
+import csv
+import hashlib
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+import fsspec
+import pyarrow.parquet as pq
+from transformers import PreTrainedTokenizerBase
+
+from algorithms.types import Problem
+from pipelines.data import worlds as testbed
+from pipelines.data.prompts import render_prompt
+from pipelines.data.row_formats import RowFormat
+
+EXAMPLES_SEED = 2**31 - 1  # of the solved examples of a reasoning-gym dataset, apart from the seeds of problems
+
+
+class DataError(ValueError):
+    """A dataset that cannot be used; the message names file, row and column."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where problems come from: files of rows, a dataset of the hub, an embedded world, or a reasoning-gym dataset; exactly one."""
+
+    files: list[str] | None = None  # paths or fsspec URLs of .parquet, .jsonl or .csv
+    hub: str | None = None  # id of a Hugging Face dataset, read through its Parquet conversion
+    hub_config: str = "default"
+    format: RowFormat = field(default_factory=RowFormat)  # of files and of a dataset of the hub
+    world: str | None = None
+    reasoning_gym: str | None = None
+    split: str = "train"  # of a world or a dataset of the hub
+    count: int | None = None  # problems to generate, or to take from the files
+    seed: int = 0  # of a reasoning-gym dataset
+    reasoning_gym_options: dict[str, Any] | None = None
+    few_shot: int = 0  # solved examples before each problem of a reasoning-gym dataset, for models that need to be shown the form
+
+    def __post_init__(self) -> None:
+        if sum(source is not None for source in (self.files, self.hub, self.world, self.reasoning_gym)) != 1:
+            raise DataError("a dataset needs exactly one of files=[...], hub=..., world=... and reasoning_gym=...")
+
+
+@dataclass(frozen=True)
+class ProblemSet:
+    """Rendered problems, how many were too long to use, and a fingerprint of what was kept."""
+
+    problems: list[Problem]
+    dropped_overlong: int
+    fingerprint: str
+
+
+def load_problems(
+    config: DataConfig, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int, keep_prompts: bool = False
+) -> ProblemSet:
+    """Read, check and render a dataset; overlong prompts are dropped, by the renderer that the rollout uses, and counted.
+
+    `keep_prompts` keeps the prompts as the rows have them in `extra_info.prompt`, for reward functions of TRL's signature.
+    """
+    problems, dropped, seen = list[Problem](), 0, dict[str, str]()
+    for where, row in _rows(config):
+        problem = _problem(where, row, tokenizer, keep_prompts)
+        if problem.problem_id in seen:
+            raise DataError(f"{where}, column 'problem_id': {problem.problem_id!r} is already that of {seen[problem.problem_id]}.")
+        seen[problem.problem_id] = where
+        if len(problem.prompt_ids) > max_prompt_tokens:
+            dropped += 1
+        else:
+            problems.append(problem)
+    if not problems:
+        raise DataError(f"{_name(config)}: no usable problem ({dropped} dropped as longer than {max_prompt_tokens} tokens).")
+    digest = hashlib.sha256()
+    for problem in problems:
+        digest.update(json.dumps([problem.problem_id, problem.prompt_ids, problem.ground_truth]).encode())
+    return ProblemSet(problems, dropped, digest.hexdigest()[:16])
+
+
+def read_rows(file: str) -> list[dict[str, Any]]:
+    """All rows of a Parquet, JSONL or CSV file at a path or fsspec URL; DataError if it is missing, empty or malformed."""
+    suffix = PurePosixPath(file.partition("?")[0]).suffix
+    if suffix not in READERS:
+        raise DataError(f"{file}: only {', '.join(READERS)} files are read.")
+    try:
+        with fsspec.open(file, "rb") as stream:
+            rows = READERS[suffix](file, stream)
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such file.") from None
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{file}: not a readable {suffix} file ({reason}).") from error
+    if not rows:
+        raise DataError(f"{file}: the file has no rows.")
+    return rows
+
+
+def _read_jsonl(file: str, stream: Any) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(stream):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{file}, row {number}: not valid JSON ({error}).") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{file}, row {number}: expected an object, found {type(row).__name__}.")
+        rows.append(row)
+    return rows
+
+
+READERS: dict[str, Callable[[str, Any], list[dict[str, Any]]]] = {
+    ".parquet": lambda _, stream: pq.read_table(stream).to_pylist(),
+    ".jsonl": _read_jsonl,
+    ".json": _read_jsonl,
+    ".csv": lambda _, stream: list(csv.DictReader(io.TextIOWrapper(stream, encoding="utf-8", newline=""))),
+}
+
+
+def _rows(config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:
+    if config.world is not None:
+        if config.world not in testbed.WORLDS:
+            raise DataError(f"world={config.world}: the embedded worlds are {', '.join(testbed.WORLDS)}.")
+        rows = testbed.problem_rows(config.world, config.split, config.count or 1024)
+        yield from ((f"world {config.world}, row {i}", row) for i, row in enumerate(rows))
+    elif config.reasoning_gym is not None:
+        yield from _reasoning_gym_rows(config.reasoning_gym, config)
+    else:
+        yield from itertools.islice(_adapted(config), config.count)
+
+
+def _adapted(config: DataConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of all files, in this project's format."""
+    for file in config.files if config.files is not None else _hub_files(config):
+        for i, row in enumerate(read_rows(file)):
+            try:
+                yield f"{file}, row {i}", config.format.adapt(row, f"{PurePosixPath(file).stem}/{i}")
+            except LookupError as error:
+                raise DataError(f"{file}, row {i}: {error.args[0]}.") from None
+
+
+def _hub_files(config: DataConfig) -> list[str]:
+    """The Parquet files to which the Hugging Face hub has converted a dataset."""
+    from huggingface_hub import HfFileSystem
+
+    pattern = f"datasets/{config.hub}@~parquet/{config.hub_config}/{config.split}/*.parquet"
+    try:
+        files = sorted(HfFileSystem().glob(pattern))
+    except Exception as error:
+        raise DataError(f"hub={config.hub}: the hub could not be read ({str(error).splitlines()[0]}).") from error
+    if not files:
+        raise DataError(f"hub={config.hub}: no files at {pattern}; give hub_config and split as the dataset's page has them.")
+    return [f"hf://{file}" for file in files]
+
+
+def _reasoning_gym_rows(name: str, config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:
+    import reasoning_gym
+
+    options = dict(config.reasoning_gym_options or {})
+    try:
+        dataset = reasoning_gym.create_dataset(name, size=config.count or 1024, seed=config.seed, **options)
+        shown = reasoning_gym.create_dataset(name, size=config.few_shot, seed=EXAMPLES_SEED, **options) if config.few_shot else []
+    except Exception as error:
+        raise DataError(f"reasoning_gym={name}: the dataset could not be made ({error}).") from error
+    examples = [
+        {"role": role, "content": str(example[part])}
+        for example in shown
+        for role, part in (("user", "question"), ("assistant", "answer"))
+    ]
+    for i, entry in enumerate(dataset):
+        yield (
+            f"reasoning-gym {name}, row {i}",
+            {
+                "data_source": f"reasoning_gym/{name}",
+                "prompt": [*examples, {"role": "user", "content": entry["question"]}],
+                "reward_model": {"style": "rule", "ground_truth": str(entry["answer"])},
+                "extra_info": {"index": i, "options": options, "entry": entry},
+                "problem_id": f"{name}/{config.seed}/{i}",
+            },
+        )
+
+
+def _problem(where: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, keep_prompt: bool) -> Problem:
+    source = _column(where, row, "data_source", str)
+    prompt = _column(where, row, "prompt", (str, list))
+    for i, message in enumerate(prompt if isinstance(prompt, list) else []):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            raise DataError(f"{where}, column 'prompt': message {i} is not an object with text in 'role' and 'content'.")
+    if not prompt:
+        raise DataError(f"{where}, column 'prompt': it is empty.")
+    reward_model = _column(where, row, "reward_model", dict)
+    if reward_model.get("ground_truth") is None:
+        raise DataError(f"{where}, column 'reward_model': it has no 'ground_truth'.")
+    extra = row.get("extra_info") or {}
+    if not isinstance(extra, dict):
+        raise DataError(f"{where}, column 'extra_info': expected an object, found {type(extra).__name__}.")
+    truth = reward_model["ground_truth"]
+    return Problem(
+        problem_id=str(_column(where, row, "problem_id", (str, int))),
+        data_source=source,
+        prompt_ids=render_prompt(tokenizer, prompt),
+        ground_truth=truth if isinstance(truth, str) else json.dumps(truth),
+        extra_info=json.dumps(extra | {"prompt": prompt} if keep_prompt else extra, default=str),
+        reference_solution=row.get("reference_solution"),
+    )
+
+
+def _column(where: str, row: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    if name not in row or row[name] is None:
+        raise DataError(f"{where}: no column {name!r} (found {', '.join(sorted(row)) or 'none'}).")
+    if not isinstance(row[name], kind):
+        wanted = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        raise DataError(f"{where}, column {name!r}: expected {wanted}, found {type(row[name]).__name__}.")
+    return row[name]
+
+
+def _name(config: DataConfig) -> str:
+    return config.world or config.reasoning_gym or config.hub or ", ".join(config.files or [])

@@ -1,0 +1,90 @@
+"""Checkpoints: a folder is one only once its manifest is there, and the manifest is written last, atomically."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.trainer.config import CheckpointConfig
+
+FOLDER, MANIFEST, COORDINATOR, MEMORY = "checkpoints", "manifest.json", "coordinator.json", "memory.npz"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used here."""
+
+
+def folder(output_dir: str, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return Path(output_dir) / FOLDER / f"step_{step:06d}"
+
+
+def complete(output_dir: str) -> list[Path]:
+    """All checkpoints of a run that have their manifest, oldest first."""
+    return sorted(file.parent for file in (Path(output_dir) / FOLDER).glob(f"step_*/{MANIFEST}"))
+
+
+def read_manifest(path: str | Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; CheckpointError if there is none."""
+    file = Path(path) / MANIFEST
+    if not file.is_file():
+        raise CheckpointError(f"{path}: no {MANIFEST} there, so it is not a complete checkpoint.")
+    return json.loads(file.read_text())
+
+
+def write_coordinator(path: str | Path, state: dict[str, Any]) -> None:
+    """Write the coordinator's state; the arrays of an algorithm's memory in a file of their own."""
+    memory = state.get("memory")
+    if memory is not None:
+        np.savez(Path(path) / MEMORY, **memory["arrays"])
+        state = state | {"memory": {"values": memory["values"]}}
+    (Path(path) / COORDINATOR).write_text(json.dumps(state, indent=1))
+
+
+def read_coordinator(path: str | Path) -> dict[str, Any]:
+    """The coordinator's state in a checkpoint, without the arrays of an algorithm's memory."""
+    return json.loads((Path(path) / COORDINATOR).read_text())
+
+
+def read_coordinator_whole(path: str | Path) -> dict[str, Any]:
+    """The coordinator's state in a checkpoint, whole."""
+    state = read_coordinator(path)
+    if state.get("memory") is not None:
+        with np.load(Path(path) / MEMORY) as arrays:
+            state["memory"]["arrays"] = dict(arrays)
+    return state
+
+
+def prune(output_dir: str, config: CheckpointConfig) -> list[Path]:
+    """Delete all but the newest and the best checkpoints of a run; returns what was deleted."""
+    paths = complete(output_dir)
+    scores: dict[Path, Any] = {path: read_manifest(path).get("score") for path in paths}
+    scored = [path for path in paths if scores[path] is not None]
+    ranked = sorted(scored, key=lambda path: float(scores[path]), reverse=True)
+    kept = set(paths[-config.keep_last :]) | set(ranked[: config.keep_best])
+    dropped = [path for path in paths if path not in kept]
+    for path in dropped:
+        (path / MANIFEST).unlink()  # first: a half-deleted folder is no checkpoint
+        shutil.rmtree(path)
+    return dropped
+
+
+def check_fits(path: str | Path, expected: dict[str, Any]) -> None:
+    """CheckpointError if the checkpoint was made with another model, dataset or algorithm than this run has."""
+    manifest = read_manifest(path)
+    for name, value in expected.items():
+        if manifest.get(name) != value:
+            raise CheckpointError(f"{path}: made with {name} {manifest.get(name)!r}, but this run has {value!r}.")
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Write a file that is either absent (or as it was) or whole, whenever the machine stops."""
+    temporary = file.with_suffix(".tmp")
+    with open(temporary, "w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, file)

@@ -1,0 +1,150 @@
+"""Settings of the trainer's parts, and the function its ranks run.
+
+Kept light on purpose: Ray's controller and every rank unpickle this module, and torch and transformers take seconds to import.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+import ray.train
+from ray.actor import ActorHandle
+
+from algorithms.contract import Algorithm
+from pipelines.command.progress import root_cause
+from pipelines.engines.pool import EnginePool
+from pipelines.rollout.scores import EvaluationConfig
+
+COORDINATOR_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class LoRAConfig:
+    """Low-rank adapters: they alone are trained; engines and checkpoints get weights with them merged in."""
+
+    rank: int
+    alpha: float  # adapters count alpha / rank times
+    target_modules: str | list[str]  # names of linear layers, or all-linear
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model to train and in what precision."""
+
+    path: str
+    dtype: str  # float32 | bfloat16, of the computation; master weights are always float32
+    gradient_checkpointing: bool
+    lora: LoRAConfig | None = None  # null trains every weight
+    critic_prompt: str = ""  # file that asks the model for the value of a state
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"model.dtype={self.dtype}: use float32 or bfloat16.")
+
+
+def read_model_config(path: str) -> dict[str, Any]:
+    """The model folder's config.json as a dict; ValueError in one sentence if the folder is not a model with a tokenizer."""
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model.path={path}: no config.json there; give a folder in Hugging Face format.")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        raise ValueError(f"model.path={path}: the folder has no tokenizer; save one there with tokenizer.save_pretrained.")
+    return cast(dict[str, Any], json.loads((folder / "config.json").read_text()))
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW, a linear warm-up, then a constant rate or a cosine to a tenth over `total_updates`."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    schedule: str  # constant | cosine
+    warmup_steps: int
+    clip_grad_norm: float
+    max_nonfinite_steps: int  # skipped in a row before the run stops
+    total_updates: int | None = None  # the length of a cosine
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("constant", "cosine"):
+            raise ValueError(f"optimizer.schedule={self.schedule}: use constant or cosine.")
+        if self.schedule == "cosine" and not self.total_updates:
+            raise ValueError("optimizer.schedule=cosine needs optimizer.total_updates.")
+
+    def lr_at(self, update: int) -> float:
+        """The learning rate of the update with this number, counted from 0."""
+        lr = self.lr * min(1.0, (update + 1) / max(self.warmup_steps, 1))
+        if self.schedule == "cosine" and self.total_updates:
+            lr *= 0.1 + 0.45 * (1 + math.cos(math.pi * min(update / self.total_updates, 1.0)))
+        return lr
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When checkpoints are written and which of them stay."""
+
+    every: int  # steps; 0 for only the last
+    keep_last: int
+    keep_best: int  # by validation mean@n
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The trainer's ranks and what each may hold."""
+
+    ranks: int
+    num_cpus: float
+    num_gpus: float
+    threads: int  # of one rank on CPUs
+    max_tokens_per_microbatch: int
+    stream_timeout_s: float  # the longest wait for a next rollout group
+    max_restarts: int  # of all ranks from the newest checkpoint, after one died
+    offload_idle: bool  # weights and optimizer states that are not in use wait in the host's memory
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """Everything a rank needs; sent to each by Ray Train."""
+
+    algorithm: Algorithm
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    learner: LearnerConfig
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    coordinator: ActorHandle
+    engines: EnginePool
+    steps: int
+    temperature: float
+    output_dir: str
+    manifest: dict[str, Any]  # fingerprints that a resumed run must share
+    resume_from: str | None
+    reference_path: str | None = None
+
+    @property
+    def weights_dir(self) -> str:
+        return f"{self.output_dir}/weights"
+
+
+def run_rank(config: LoopConfig) -> None:
+    """What `TorchTrainer` runs on each rank.
+
+    Ray Train starts all ranks again after any error. That helps against a rank that died and not against an error in what it was
+    told to do: such an error is left with the coordinator, and ranks that find one there end at once.
+    """
+    if ray.get(config.coordinator.fatal_error.remote(), timeout=COORDINATOR_TIMEOUT_S) is not None:
+        return
+    rollouts = ray.train.get_dataset_shard("rollouts")  # its coordinator starts while this process imports the rest
+    from pipelines.trainer.loop import Loop, is_collateral
+
+    try:
+        Loop(config, rollouts).run()
+    except Exception as error:
+        if not is_collateral(error):
+            reason = root_cause(error)
+            ray.get(config.coordinator.fail.remote(reason), timeout=COORDINATOR_TIMEOUT_S)
+        raise

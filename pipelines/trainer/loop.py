@@ -1,0 +1,163 @@
+"""What every rank of the trainer does: one step after another, from planned rows to synced weights."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import ray
+import ray.train
+import torch
+import torch.distributed as dist
+from ray.data import DataIterator
+from ray.exceptions import RayActorError
+from ray.train import Checkpoint
+from ray.train.torch import get_device
+
+from algorithms.types import Metrics, Recalled
+from pipelines.engines.engine import restarts
+from pipelines.store import checkpoint
+from pipelines.trainer import state as train_state
+from pipelines.trainer.batching import trainer_rows
+from pipelines.trainer.collectives import on_rank_0
+from pipelines.trainer.config import COORDINATOR_TIMEOUT_S, LoopConfig
+from pipelines.trainer.learner import Learner
+from pipelines.weights.folder import weight_sync
+
+
+class Loop:
+    """One rank's side of the run."""
+
+    def __init__(self, config: LoopConfig, rollouts: DataIterator) -> None:
+        torch.set_num_threads(config.learner.threads)
+        self.config, self.rollouts = config, rollouts
+        self.rank, self.current = dist.get_rank(), 0
+        self.learner = Learner(
+            config.model,
+            config.optimizer,
+            temperature=config.temperature,
+            horizon=config.algorithm.max_new_tokens,
+            max_tokens=config.learner.max_tokens_per_microbatch,
+            device=get_device(),
+            stream_timeout_s=config.learner.stream_timeout_s,
+            reference_path=config.reference_path,
+            critic=config.algorithm.critic_optimizer,
+            critic_model=config.algorithm.critic_model,
+            memory=self,
+            offload_idle=config.learner.offload_idle,
+        )
+        on_rank_0(config.engines.wait_ready)  # they start while the ranks do
+        self.weights = weight_sync(self.learner, config.engines, config.weights_dir)
+        self.version = 0
+        restored = ray.train.get_checkpoint()
+        resume_from = restored.path if restored is not None else config.resume_from
+        if resume_from is not None:
+            train_state.load(self.learner, resume_from)
+            self.version = checkpoint.read_manifest(resume_from)["step"]
+        if self.rank == 0:
+            self.ask("rewind", resume_from)  # ranks that died may have gone further
+
+    def run(self) -> None:
+        """Steps from where the run stands to its end, with evaluations and checkpoints between them."""
+        config, first = self.config, self.version
+        self.sync(first)
+        if config.evaluation.every and config.evaluation.at_start and first == 0:
+            self.evaluate(0)
+        for step in range(first + 1, config.steps + 1):
+            self.step(step)
+            last = step == config.steps
+            if config.evaluation.every and (last or step % config.evaluation.every == 0):
+                self.evaluate(step)
+            if last or (config.checkpoint.every and step % config.checkpoint.every == 0):
+                self.save(step)
+
+    def step(self, step: int) -> None:
+        """One step: roll out, learn, sync, report."""
+        timings = self.learner.timings
+        timings.clear()
+        self.current, asked = step, self.critic_seconds()
+        with _timed(timings, "step"):
+            metrics = self.config.algorithm.update(self.learner, self.groups(step))
+            with _timed(timings, "update_weights"):
+                self.sync(step)
+        if self.rank == 0:
+            if self.config.algorithm.critic_optimizer is not None:
+                metrics |= {"timing_s/values": self.critic_seconds() - asked}
+            metrics |= timings | {"engine/restarts": float(restarts(self.config.weights_dir))}
+            self.ask("finish_step", step, metrics)
+
+    def critic_seconds(self) -> float:
+        """Time the engines have spent on the critic's questions, where there are any."""
+        has_critic = self.rank == 0 and self.config.algorithm.critic_optimizer is not None
+        return self.config.engines.critic_seconds() if has_critic else 0.0
+
+    def recall(self) -> Recalled:
+        """This rank's share of what the algorithm's memory has for the update of this step."""
+        return self.ask("recall", self.current, self.rank, dist.get_world_size())
+
+    def remember(self, values: Metrics) -> None:
+        """Leave an update's values with the algorithm's memory."""
+        if self.rank == 0:
+            self.ask("remember", values)
+
+    def groups(self, step: int) -> Iterator[dict[str, Any]]:
+        """This rank's share of the step's groups as they finish, round after round until the algorithm needs no more."""
+        for round_number in range(self.config.algorithm.max_rounds + 1):
+            if not self.ask("plan", step, round_number, self.version):
+                return
+            yield from self.passed_rows()
+
+    def passed_rows(self) -> Iterator[dict[str, Any]]:
+        """One pass over the rollout dataset; begins when all ranks have asked for it."""
+        whole_blocks = cast(int, None)  # as documented; the type says int alone
+        for batch in self.rollouts.iter_batches(batch_size=whole_blocks, batch_format="pyarrow", prefetch_batches=0):
+            yield from trainer_rows(batch)
+
+    def sync(self, version: int) -> None:
+        """Give the engines this rank's part of the weights."""
+        self.learner.residency.use("policy")
+        self.weights.push(version)
+        self.version = version
+
+    def evaluate(self, step: int) -> None:
+        """One pass over the validation problems; its rows end at the coordinator."""
+        self.ask("plan_evaluation", step, self.version)
+        dist.barrier()
+        for _ in self.passed_rows():
+            pass
+        dist.barrier()
+        if self.rank == 0:
+            self.ask("finish_evaluation", step)
+
+    def save(self, step: int) -> None:
+        """Checkpoint, tell Ray Train and the coordinator, and drop what is no longer kept."""
+        config, path = self.config, checkpoint.folder(self.config.output_dir, step)
+        state = self.ask("state") if self.rank == 0 else {}
+        manifest = config.manifest | {"step": step, "score": state.get("evaluations", {}).get(str(step))}
+        manifest["mlflow_run_id"] = state.get("mlflow_run_id")
+        self.learner.use_all()
+        train_state.save(self.learner, path, config.model.path, state, manifest)
+        ray.train.report(
+            {"step": step},
+            checkpoint=Checkpoint.from_directory(str(path)) if self.rank == 0 else None,
+            checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,
+        )
+        if self.rank == 0:
+            checkpoint.prune(config.output_dir, config.checkpoint)
+            self.ask("checkpointed", step, str(path))
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call the coordinator and wait for its answer."""
+        return ray.get(getattr(self.config.coordinator, method).remote(*arguments), timeout=COORDINATOR_TIMEOUT_S)
+
+
+def is_collateral(error: Exception) -> bool:
+    """Whether an error only says that another process has gone."""
+    return isinstance(error, RayActorError | dist.DistError) or "gloo" in str(error).lower()
+
+
+@contextmanager
+def _timed(timings: Metrics, name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    timings[f"timing_s/{name}"] = time.perf_counter() - start
