@@ -53,7 +53,7 @@ WARM := outputs/tiny
 FINE_TUNE := $(RUN) -m pipelines.sft loss_aggregation=seq-mean-token-mean model.path=$(WARM)
 tiny-model: setup
 	$(RUN) -m pipelines.data.tiny_model --out $(WARM)/init
-	for stage in skill value noise balance; do $(RUN) -m pipelines.data.worlds $$stage --out $(WARM)/$$stage.parquet; done
+	for stage in skill value noise balance; do $(RUN) -m pipelines.data.demonstrations $$stage --out $(WARM)/$$stage.parquet; done
 	$(FINE_TUNE)/init 'data.files=[$(WARM)/skill.parquet]' output_dir=$(WARM)/skill shuffle=false \
 	  optimizer.lr=2e-3 optimizer.weight_decay=0.1 optimizer.warmup_steps=100
 	$(FINE_TUNE)/skill 'data.files=[$(WARM)/value.parquet]' output_dir=$(WARM)/value shuffle=false \
@@ -68,6 +68,6 @@ tiny-model: setup
 # The shipped model on chains of 4 to 20 operations, some of which it gives up: where runs on graded chains begin.
 graded-model: setup
 	mkdir -p $(WARM)
-	$(RUN) -m pipelines.data.worlds graded --out $(WARM)/graded.parquet
+	$(RUN) -m pipelines.data.demonstrations graded --out $(WARM)/graded.parquet
 	$(RUN) -m pipelines.sft model=folder model.path=builtin:tiny 'data.files=[$(WARM)/graded.parquet]' output_dir=models/graded \
 	  shuffle=false optimizer.lr=1e-3 optimizer.weight_decay=0.05 optimizer.warmup_steps=30

@@ -11,48 +11,75 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from algorithms.ac2_memory import AC2Memory, CriticConfig, critic_metrics
-from algorithms.contract import Learner, PlanState
-from algorithms.critic import CriticPrompt, critic_error, endpoint_advantages, group_target, round_to_grid
+from algorithms.ac2_memory import AC2Memory, SelfCriticConfig, observed_metrics
+from algorithms.base import Algorithm
+from algorithms.interface import Learner, PlanState
 from algorithms.noise import noise_floor, return_std
+from algorithms.policy_update import actor_metrics
 from algorithms.readiness import PrefixError, ReadinessConfig, audited
-from algorithms.replay import Replay
 from algorithms.schedules import EntropyControl
-from algorithms.types import Credit, CriticSettings, Group, Metrics, ObservedGroup, Problem, PromptRow, TokenBatch, mean_metrics
+from algorithms.self_critic import (
+    MAX_ANSWER_TOKENS,
+    SelfCriticPrompt,
+    endpoint_advantages,
+    group_target,
+    round_to_grid,
+    value_error,
+)
+from algorithms.types import (
+    Credit,
+    Group,
+    Lesson,
+    Metrics,
+    ObservedGroup,
+    OptimizerSpec,
+    Problem,
+    PromptRow,
+    Recalled,
+    Sample,
+    Step,
+    TokenBatch,
+    mean_metrics,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class AC2:
+class AC2Credit(Credit):
+    """What AC2's memory needs to know of a group."""
+
+    self_critic_target: float | None = None  # what the self-critic shall say of the state
+    return_std: float | None = None  # spread of the group's endpoint values
+
+
+@dataclass(frozen=True, kw_only=True)
+class AC2(Algorithm):
     """AC2 and, by its fields, its variants (AC2 sections 4.2 and 4.3)."""
 
-    name: ClassVar[str] = "ac2"
-    max_rounds: ClassVar[int] = 1
-    minibatches: ClassVar[int] = 2  # the critic's update goes between the two
-    needs_reference: ClassVar[bool] = False
+    credit_type: ClassVar[type[Credit]] = AC2Credit
+    self_critic_asked: ClassVar[bool] = True
     trains_on_refills: ClassVar[bool] = True  # for the entropy of responses from the prompt
-    critic_model: ClassVar[None] = None
+    minibatches: ClassVar[int] = 2  # the self-critic's update goes between the two
 
-    problems_per_step: int  # n_batch: replayed prefixes
-    group_size: int  # g
-    max_new_tokens: int  # response budget, prefix included
     chunk_tokens: int  # b
-    replay: Replay
     readiness: ReadinessConfig
     audit_fraction: float  # alpha
-    grouped: bool  # False: single chunks from `group_size` prefixes of a ready problem, with V(s) as their baseline
-    reference_reward: float  # a rollout of at least this reward may become its problem's reference
-    min_valid: int  # valid values of a group that make a critic target
-    critic: CriticConfig
+    grouped: bool
+    reference_reward: float
+    given_references: bool
+    min_valid: int
+    self_critic: SelfCriticConfig
     entropy: EntropyControl
     clip_low: float
-    clip_high: float  # base, to which the entropy control's offset is added
+    clip_high: float
     dual_clip: float | None
-    importance_cap: float | None  # token TIS between engine and trainer log-probabilities; null turns it off
+    importance_cap: float | None
 
     def __post_init__(self) -> None:
+        if self.replay is None:
+            raise ValueError("algorithm.replay=null: AC2 cuts its prefixes from a replay buffer; give its sizes.")
         if self.group_size < 2:
             raise ValueError(f"algorithm.group_size={self.group_size}: a group baseline needs at least 2 continuations.")
         if not 0 < self.chunk_tokens < self.max_new_tokens:
@@ -73,19 +100,23 @@ class AC2:
             raise ValueError("algorithm.grouped=false leaves no groups to audit; set algorithm.audit_fraction=0 too.")
 
     @property
-    def critic_optimizer(self) -> CriticSettings:
-        return CriticSettings(self.critic.clip_grad_norm, self.critic.betas, self.critic.eps)
+    def optimizers(self) -> dict[str, OptimizerSpec]:
+        """The self-critic's, on the same weights as the actor's (Appendix C, Optimization)."""
+        c = self.self_critic
+        return {"self_critic": OptimizerSpec("policy", "timing_s/update_self_critic", c.betas, c.eps, 0.0, c.clip_grad_norm)}
 
-    def new_memory(self, prompt: CriticPrompt | None, context_limit: int) -> AC2Memory:
-        """Empty; `prompt` asks the model for values, in contexts of up to `context_limit` tokens."""
+    def new_memory(self, prompt: SelfCriticPrompt | None, context_limit: int) -> AC2Memory:
         assert prompt is not None
         floor = noise_floor((0.0, 1.0), self.group_size)  # values lie within 0 and 1
-        return AC2Memory(self.critic, self.readiness, self.entropy, prompt, context_limit, floor)
+        return AC2Memory(self.self_critic, self.readiness, self.entropy, prompt, context_limit, floor)
 
     # -- lines 4 to 9: what to roll out ----------------------------------------------------------------------------------
 
     def plan(self, state: PlanState) -> list[PromptRow]:
         """Refills, and a group from each cut state: to its end where the critic is not trusted or is audited, else one chunk."""
+        if state.round:
+            return []
+        assert self.replay is not None
         memory: AC2Memory = state.memory
         rows = self.replay.refill(state, self.max_new_tokens)
         states = self.replay.states(state, self.problems_per_step)
@@ -93,45 +124,49 @@ class AC2:
         audits = audited(ready, self.audit_fraction, state.rng)
         for i, (problem, prefix) in enumerate(states):
             if i in audits:
-                rows.append(self._row(memory, problem, prefix, self.group_size, False, "audit"))
+                rows.append(self._row(memory, problem, prefix, self.group_size, purpose="audit"))
             elif i not in ready:
-                rows.append(self._row(memory, problem, prefix, self.group_size, False))
+                rows.append(self._row(memory, problem, prefix, self.group_size))
             elif self.grouped:
-                rows.append(self._row(memory, problem, prefix, self.group_size, True))
+                rows.append(self._row(memory, problem, prefix, self.group_size, chunk=True))
             else:
                 prefixes = self.replay.prefixes(state, problem.problem_id, self.group_size)
-                rows += [self._row(memory, problem, cut, 1, True) for cut in prefixes]
+                rows += [self._row(memory, problem, cut, 1, chunk=True) for cut in prefixes]
         return rows
 
     def _row(
-        self, memory: AC2Memory, problem: Problem, prefix: list[int], n: int, chunk: bool, purpose: str = "train"
+        self, memory: AC2Memory, problem: Problem, prefix: list[int], n: int, chunk: bool = False, purpose: str = "train"
     ) -> PromptRow:
         left = self.max_new_tokens - len(prefix)
+        chunk = chunk and self.chunk_tokens < left
+        if self.given_references and problem.solution_ids is not None:
+            memory.bank.setdefault(problem.problem_id, np.array(problem.solution_ids, np.int32))
         reference = memory.reference(problem.problem_id)
         return PromptRow(
             problem,
             n,
-            min(self.chunk_tokens, left) if chunk else left,
+            self.chunk_tokens if chunk else left,
             purpose,
             prefix,
             chunk=chunk,
-            ask_critic=True,
+            ask_value=True,
             reference_ids=reference.tolist() if reference is not None else None,
         )
 
-    # -- lines 10 and 11: endpoint values, advantages, and the critic's target -------------------------------------------
+    # -- lines 10 and 11: endpoint values, advantages, and the self-critic's target ---------------------------------------
 
-    def credit(self, group: Group) -> Credit:
+    def credit(self, group: Group) -> AC2Credit:
         """`A_i = v_i - mean_j v_j`, or `v - V(s)` where a state has a single chunk; the target is the mean value on the grid."""
-        values = np.where(group.from_critic, group.values, group.rewards)
+        values = np.where(group.self_scored, group.values, group.rewards)
         if len(values) > 1:
-            advantages, mask = endpoint_advantages(values, group.from_critic)
-            return Credit(advantages, mask, critic_target=group_target(values, self.min_valid), return_std=return_std(values))
+            advantages, mask = endpoint_advantages(values, group.self_scored)
+            target = group_target(values, self.min_valid)
+            return AC2Credit(advantages, mask, self_critic_target=target, return_std=return_std(values))
         invalid = np.isnan(values)
-        if group.prefix_value is None or (group.from_critic & invalid).any():
-            return Credit(np.zeros(1), np.zeros(1, bool))  # without a baseline or a value it is left out of both losses
+        if group.prefix_value is None or (group.self_scored & invalid).any():
+            return AC2Credit(np.zeros(1), np.zeros(1, bool))  # without a baseline or a value it is left out of both losses
         advantages = np.where(invalid, 0.0, values) - group.prefix_value
-        return Credit(advantages, np.ones(1, bool), critic_target=None if invalid[0] else round_to_grid(values[0]))
+        return AC2Credit(advantages, np.ones(1, bool), self_critic_target=None if invalid[0] else round_to_grid(values[0]))
 
     # -- lines 12 and 13: the critic's error, who becomes ready; pairs and references -------------------------------------
 
@@ -141,50 +176,93 @@ class AC2:
         were_ready = [memory.readiness.is_ready(group.problem_id) for group in sampled]
         errors, audits = [], []
         for group in sampled:
-            if group.critic_target is None:
+            target = group.credit["self_critic_target"]
+            if target is None:
                 continue
-            error = critic_error(group.prefix_value, group.critic_target)
+            error = value_error(group.prefix_value, target)
             errors.append(PrefixError(group.problem_id, group.prefix_value, error))
-            memory.add_pair(group, group.critic_target)
+            memory.add_pair(group, target, group.credit["return_std"])
             if group.purpose == "audit":
                 audits.append(error)
         new = memory.readiness.complete_step(errors, memory.bank)
         memory.add_references(groups, self.reference_reward, rng)
-        critic = critic_metrics(memory, errors, sampled)
-        memory.note_answers([group.prefix_value for group in sampled], critic.get("ac2/rank_correlation"))
+        observed = observed_metrics(memory, errors, sampled)
+        memory.note_answers([group.prefix_value for group in sampled], observed.get("ac2/rank_correlation"))
         metrics = {"ac2/newly_ready": float(len(new)), "ac2/ready_fraction": float(np.mean(were_ready)) if were_ready else 0.0}
         if audits:
             metrics["ac2/audit_mae"] = float(np.mean(audits))
-        return metrics | critic
+        return metrics | observed
 
     # -- line 14: actor, critic, actor -------------------------------------------------------------------------------------
 
     def update(self, learner: Learner, groups: Iterable[dict]) -> Metrics:
-        """First actor minibatch, the critic, second actor minibatch: one after another on shared weights, with two optimizers."""
-        batch = learner.receive(
-            groups, with_old_logprobs=True, with_ref_logprobs=False, logprobs_of=lambda s: s.actor_mask or s.from_prompt
-        )
+        """First actor minibatch, the self-critic, second actor minibatch: one after another on shared weights."""
+        batch = learner.receive(groups, {"policy": lambda sample: sample.actor_mask or sample.from_prompt})
         recalled = learner.recall()
-        entropy = learner.prompt_entropy(batch)
+        entropy = prompt_entropy(learner, batch)
         offset = self.entropy.next_offset(recalled.values["clip_offset"], entropy)
         clip_high = self.clip_high + offset
         first, second = learner.minibatches(batch, self.minibatches)
+
+        before = self.improve_actor(learner, first, clip_high)
+        lesson = self.improve_self_critic(learner, recalled)
+        after = self.improve_actor(learner, second, clip_high)
+
+        lr, streak = self.self_critic.rate.after_step(
+            recalled.values["self_critic_lr"], int(recalled.values["streak"]), lesson.change, before.change + after.change
+        )
+        learner.remember({"clip_offset": offset, "self_critic_lr": lr, "streak": float(streak)})
+        actor = [actor_metrics(step) | {"actor/update_norm": step.change} for step in (before, after)]
+        schedule = {"actor/clip_high": clip_high} | ({"actor/prompt_entropy": entropy} if entropy is not None else {})
+        return mean_metrics(actor) | self_critic_metrics(lesson) | recalled.metrics | schedule
+
+    def improve_actor(self, learner: Learner, minibatch: list[Sample], clip_high: float) -> Step:
+        """One clipped step (equation 5)."""
 
         def loss(tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
             from algorithms.losses import policy_gradient_loss
 
             return policy_gradient_loss(tokens, self.clip_low, clip_high, self.dual_clip, self.importance_cap)
 
-        actor = [learner.step(first, loss, "token-mean", with_entropy_grad=False, measure_change=True)]
-        critic = learner.critic_step(recalled.examples, recalled.weight, recalled.values["critic_lr"])
-        actor.append(learner.step(second, loss, "token-mean", with_entropy_grad=False, measure_change=True))
+        return learner.step("actor", [sample for sample in minibatch if sample.actor_mask], loss, measure_change=True)
 
-        lr, streak = self.critic.rate.after_step(
-            recalled.values["critic_lr"],
-            int(recalled.values["streak"]),
-            critic["critic/update_norm"],
-            sum(one["actor/update_norm"] for one in actor),
-        )
-        learner.remember({"clip_offset": offset, "critic_lr": lr, "streak": float(streak)})
-        schedule = {"actor/clip_high": clip_high} | ({"actor/prompt_entropy": entropy} if entropy is not None else {})
-        return mean_metrics(actor) | critic | recalled.metrics | schedule
+    def improve_self_critic(self, learner: Learner, recalled: Recalled) -> Step:
+        """The weighted mean over lessons of their answers' negative log-likelihood, divided by `MAX_ANSWER_TOKENS` (section 3.3).
+
+        The critic answers greedily, so its likelihood is that at temperature 1, whatever the rollouts are sampled at.
+        """
+        scale = 1.0 / (MAX_ANSWER_TOKENS * max(recalled.weight, 1e-9))
+
+        def loss(tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+            return -scale * tokens.columns["weight"] * tokens.logprobs, {"ac2/answer_logprob": tokens.logprobs.detach()}
+
+        samples = [sample_of(i, lesson) for i, lesson in enumerate(recalled.lessons)]
+        lr = recalled.values["self_critic_lr"]
+        return learner.step("self_critic", samples, loss, aggregation="sum", lr=lr, temperature=1.0, measure_change=True)
+
+
+def prompt_entropy(learner: Learner, batch: list[Sample]) -> float | None:
+    """Mean entropy per token of responses with an empty prefix, over all ranks; None if there is none (equation 9)."""
+    own = [sample.entropy for sample in batch if sample.from_prompt and sample.entropy is not None]
+    total, tokens = learner.total([float(sum(one.sum() for one in own)), float(sum(map(len, own)))])
+    return total / tokens if tokens else None
+
+
+def sample_of(index: int, lesson: Lesson) -> Sample:
+    """A lesson as a sample whose response is the answer."""
+    ids = np.concatenate([lesson.context, lesson.answer]).astype(np.int64)
+    empty = np.zeros(len(lesson.answer), np.float32)
+    return Sample(index, ids, len(lesson.context), empty, advantage=0.0, columns={"weight": lesson.weight})
+
+
+def self_critic_metrics(step: Step) -> Metrics:
+    """What a step of the self-critic logs; its change is 0 where it had no lesson."""
+    if not step.tokens:
+        return {"ac2/self_critic_update_norm": 0.0}
+    return step.logged | {
+        "ac2/self_critic_loss": step.loss,
+        "ac2/self_critic_lr": step.lr,
+        "ac2/self_critic_grad_norm": step.grad_norm,
+        "ac2/self_critic_update_norm": step.change,
+        "ac2/self_critic_nonfinite_steps": float(step.skipped),
+    }

@@ -1,4 +1,4 @@
-"""What AC2 remembers between steps, all of it outside the weights: readiness, references, the critic's pairs, its schedules."""
+"""What AC2 remembers between steps outside the weights: readiness, references, the self-critic's pairs, its schedules."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.critic import CriticPrompt
-from algorithms.noise import noise_weights, weight_metrics
+from algorithms.noise import inequality, noise_weights
 from algorithms.readiness import PrefixError, Readiness, ReadinessConfig
-from algorithms.schedules import CriticRate, EntropyControl
-from algorithms.types import CriticExample, Metrics, ObservedGroup, Recalled
+from algorithms.schedules import EntropyControl, SelfCriticRate
+from algorithms.self_critic import SelfCriticPrompt
+from algorithms.types import Lesson, Metrics, ObservedGroup, Recalled
 
 NEVER_VALID_STEPS = 3  # steps without one grid value from the critic after which a run says so
 BLIND_STEPS, BLIND_CORRELATION = 5, 0.3  # steps of so low a rank correlation, with problems ready, after which a run says so
 
 
 @dataclass(frozen=True)
-class CriticConfig:
-    """The critic's buffer and its update."""
+class SelfCriticConfig:
+    """The self-critic's buffer and its update."""
 
-    buffer_pairs: int  # prefix-target pairs kept, first in first out
+    buffer_pairs: int
     pairs_per_update: int
     clip_grad_norm: float
     betas: tuple[float, float]
     eps: float
-    rate: CriticRate
-    references: bool = True  # False: the critic never sees a solution
-    noise_normalization: bool = False  # weigh a pair by the inverse spread of its group's values (EasyPPO equation 7)
+    rate: SelfCriticRate
+    references: bool
+    noise_normalization: bool
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A state and the value that the critic shall give it."""
+    """A state and the value that the self-critic shall give it."""
 
     problem_id: str
     prompt_ids: np.ndarray
     prefix_ids: np.ndarray
     target: float
-    spread: float | None  # of its group's values
+    spread: float | None  # standard deviation of its group's values
 
 
 class AC2Memory:
@@ -49,10 +49,10 @@ class AC2Memory:
 
     def __init__(
         self,
-        critic: CriticConfig,
+        critic: SelfCriticConfig,
         readiness: ReadinessConfig,
         entropy: EntropyControl,
-        prompt: CriticPrompt,
+        prompt: SelfCriticPrompt,
         context_limit: int,
         spread_floor: float,
     ) -> None:
@@ -60,14 +60,14 @@ class AC2Memory:
         self.readiness = Readiness(readiness)
         self.bank: dict[str, np.ndarray] = {}  # a reference solution per problem, never replaced
         self.pairs: deque[Pair] = deque(maxlen=critic.buffer_pairs)
-        self.clip_offset, self.critic_lr, self.streak = entropy.initial, critic.rate.initial, 0
+        self.clip_offset, self.self_critic_lr, self.streak = entropy.initial, critic.rate.initial, 0
         self.steps_without_value = self.blind_steps = 0
 
     # -- what a step brings --------------------------------------------------------------------------------------------
 
-    def add_pair(self, group: ObservedGroup, target: float) -> None:
+    def add_pair(self, group: ObservedGroup, target: float, spread: float | None) -> None:
         """The oldest pair leaves when the buffer is full."""
-        self.pairs.append(Pair(group.problem_id, group.prompt_ids, group.prefix_ids, target, group.return_std))
+        self.pairs.append(Pair(group.problem_id, group.prompt_ids, group.prefix_ids, target, spread))
 
     def add_references(self, groups: Sequence[ObservedGroup], least: float, rng: np.random.Generator) -> int:
         """For each problem without a reference one of this step's rollouts of at least `least`, at random; how many were added."""
@@ -115,17 +115,21 @@ class AC2Memory:
                     prompts.append(informed)
             drawn.append((pair, prompts))
         weights = self._weights([pair for pair, _ in drawn])
-        examples = [
-            CriticExample(prompt, self.prompt.answer(pair.target), weight / len(prompts))
+        lessons = [
+            Lesson(prompt, self.prompt.answer(pair.target), weight / len(prompts))
             for (pair, prompts), weight in zip(drawn, weights.tolist(), strict=True)
             for prompt in prompts
         ]
-        values = {"clip_offset": self.clip_offset, "critic_lr": self.critic_lr, "streak": float(self.streak)}
-        counts = {"pairs": len(drawn), "overlong_pairs": skipped, "overlong_references": fallen_back}
-        metrics = {f"ac2/{name}": float(value) for name, value in counts.items()}
-        if self.config.noise_normalization:
-            metrics |= weight_metrics(weights)
-        return Recalled(values, examples, float(len(drawn)), metrics)
+        values = {"clip_offset": self.clip_offset, "self_critic_lr": self.self_critic_lr, "streak": float(self.streak)}
+        metrics = {
+            "ac2/pairs": float(len(drawn)),
+            "ac2/overlong_pairs": float(skipped),
+            "ac2/overlong_references": float(fallen_back),
+        }
+        if self.config.noise_normalization and drawn:
+            mean, largest, top = inequality(weights)
+            metrics |= {"ac2/noise_weight/mean": mean, "ac2/noise_weight/max": largest, "ac2/noise_weight/top_share": top}
+        return Recalled(values, lessons, float(len(drawn)), metrics)
 
     def _too_long(self, question: np.ndarray, pair: Pair) -> bool:
         return len(question) + len(self.prompt.answer(pair.target)) > self.context_limit
@@ -138,7 +142,7 @@ class AC2Memory:
 
     def remember(self, values: Metrics) -> None:
         """The schedules after an update."""
-        self.clip_offset, self.critic_lr, self.streak = values["clip_offset"], values["critic_lr"], int(values["streak"])
+        self.clip_offset, self.self_critic_lr, self.streak = values["clip_offset"], values["self_critic_lr"], int(values["streak"])
 
     def reference(self, problem_id: str) -> np.ndarray | None:
         """The solution that the critic is shown with a problem, if it is shown any."""
@@ -150,8 +154,8 @@ class AC2Memory:
         if self.steps_without_value >= NEVER_VALID_STEPS:
             found.append(
                 f"the critic has answered with no grid value for {self.steps_without_value} steps: no problem can become "
-                "ready, and the run is one of Prefix GRPO; look at model.critic_prompt, or fine-tune the model on values first "
-                "(pipelines.sft)"
+                "ready, and the run is one of Prefix GRPO; look at model.self_critic_prompt, or fine-tune the model on values "
+                "first (pipelines.sft)"
             )
         if self.blind_steps >= BLIND_STEPS:
             found.append(
@@ -168,7 +172,7 @@ class AC2Memory:
         values = {
             "readiness": self.readiness.state(),
             "clip_offset": self.clip_offset,
-            "critic_lr": self.critic_lr,
+            "self_critic_lr": self.self_critic_lr,
             "streak": self.streak,
             "steps_without_value": self.steps_without_value,
             "blind_steps": self.blind_steps,
@@ -205,20 +209,21 @@ def unpacked(name: str, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     return np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1]) if len(arrays[f"{name}_lengths"]) else []
 
 
-def critic_metrics(memory: AC2Memory, errors: Sequence[PrefixError], groups: Sequence[ObservedGroup]) -> Metrics:
+def observed_metrics(memory: AC2Memory, errors: Sequence[PrefixError], groups: Sequence[ObservedGroup]) -> Metrics:
     """What shows whether the critic may be trusted, and whether it is more than a constant (AC2 Figure 2)."""
     found: dict[str, Any] = {
         "ac2/references": len(memory.bank),
-        "ac2/critic_pairs": len(memory.pairs),
+        "ac2/stored_pairs": len(memory.pairs),
         "ac2/ready_problems": len(memory.readiness.ready),
     }
     if groups:
         found["ac2/invalid_prefix_fraction"] = np.mean([g.prefix_value is None for g in groups])
-        found["ac2/targetless_fraction"] = np.mean([g.critic_target is None for g in groups])
+        found["ac2/targetless_fraction"] = np.mean([g.credit["self_critic_target"] is None for g in groups])
     if errors:
         found["ac2/critic_mae"] = np.mean([e.error for e in errors])
         found["ac2/global_error"] = memory.readiness.global_error()
-    valid = np.array([(g.prefix_value, g.critic_target) for g in groups if None not in (g.prefix_value, g.critic_target)])
+    answered = [(g.prefix_value, g.credit["self_critic_target"]) for g in groups]
+    valid = np.array([pair for pair in answered if None not in pair])
     if len(valid) > 1:
         found["ac2/prediction_std"] = valid[:, 0].std()
         found["ac2/rank_correlation"] = rank_correlation(valid[:, 0], valid[:, 1])

@@ -1,40 +1,28 @@
 """GRPO: every continuation of a group is credited with its reward minus the group's mean (Shao et al., 2024; AC2 section 2).
 
-Prefix GRPO (AC2 section 4.1) is GRPO whose states are replayed prefixes: the field `replay`.
+Prefix GRPO (AC2 section 4.1) is GRPO whose states are replayed prefixes: the field `replay`. DAPO, Dr. GRPO, GSPO and CISPO are
+fields too.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from algorithms.advantages import group_advantages
-from algorithms.contract import Learner, PlanState
+from algorithms.interface import Learner, PlanState
 from algorithms.policy_update import PolicyUpdate
-from algorithms.replay import Replay
-from algorithms.types import Credit, Group, Metrics, ObservedGroup, PromptRow
-
-if TYPE_CHECKING:
-    from algorithms.critic import CriticPrompt
+from algorithms.types import Credit, Group, Metrics, PromptRow
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GRPO(PolicyUpdate):
-    """GRPO and, by its fields, DAPO (dynamic sampling, clip-higher, overlong filtering) and Dr. GRPO."""
+    """A group's mean reward is the baseline of its continuations."""
 
-    name: ClassVar[str] = "grpo"
-    trains_on_refills: ClassVar[bool] = False
-    critic_optimizer: ClassVar[None] = None
-    critic_model: ClassVar[None] = None
-
-    normalize_std: bool  # divide advantages by the group's standard deviation
-    dynamic_sampling: bool  # replace groups whose rewards are all equal
-    max_rounds: int  # rounds of replacement, the first included
-    overlong_filter: bool  # truncated responses get no loss
-    replay: Replay | None = None  # start from prefixes of past rollouts; null starts from the prompts
+    normalize_std: bool
+    dynamic_sampling: bool
+    max_rounds: int
+    overlong_filter: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,22 +31,10 @@ class GRPO(PolicyUpdate):
         if self.max_rounds > 1 and not self.dynamic_sampling:
             raise ValueError("algorithm.max_rounds above 1 has no effect without algorithm.dynamic_sampling=true.")
 
-    def new_memory(self, prompt: CriticPrompt | None, context_limit: int) -> None:
-        """It remembers nothing."""
-
-    def observe(self, memory: None, groups: list[ObservedGroup], rng: np.random.Generator) -> Metrics:
-        return {}
-
     def plan(self, state: PlanState) -> list[PromptRow]:
-        """Fresh problems or replayed prefixes, as many as the step still lacks; the response budget counts the prefix."""
+        """As many groups as the step still lacks, in up to `max_rounds` rounds."""
         missing = self.problems_per_step - state.kept_groups
-        if self.replay is None:
-            return [PromptRow(problem, self.group_size, self.max_new_tokens) for problem in state.fresh_problems(missing)]
-        refill = self.replay.refill(state, self.max_new_tokens) if state.round == 0 else []
-        return refill + [
-            PromptRow(problem, self.group_size, self.max_new_tokens - len(prefix), prefix_ids=prefix)
-            for problem, prefix in self.replay.states(state, missing)
-        ]
+        return self.plan_groups(state, missing) if state.round < self.max_rounds else []
 
     def credit(self, group: Group) -> Credit:
         """`A_i = r_i - mean_j r_j`; a group without spread teaches nothing."""
@@ -69,5 +45,4 @@ class GRPO(PolicyUpdate):
 
     def update(self, learner: Learner, groups: Iterable[dict]) -> Metrics:
         """Old log-probabilities as groups arrive, then `epochs` x `minibatches` clipped steps."""
-        batch = learner.receive(groups, with_old_logprobs=self.needs_old_logprobs, with_ref_logprobs=self.needs_reference)
-        return self.improve(learner, batch)
+        return self.improve(learner, learner.receive(groups, self.forwards))

@@ -26,8 +26,10 @@ def token_weight(aggregation: str, length: int, totals: BatchTotals, horizon: in
     """The weight of each token of a sequence of `length` response tokens.
 
     `token-mean` (DAPO), `seq-mean-token-mean` (GRPO), `seq-mean-token-sum-norm` (Dr. GRPO: divides by the constant `horizon`, the
-    response budget). Raises ValueError for another name.
+    response budget), `sum` (the loss carries its own weights). Raises ValueError for another name.
     """
+    if aggregation == "sum":
+        return 1.0
     if aggregation == "token-mean":
         return 1.0 / max(totals.tokens, 1)
     if aggregation == "seq-mean-token-mean":
@@ -37,32 +39,28 @@ def token_weight(aggregation: str, length: int, totals: BatchTotals, horizon: in
     raise ValueError(f"unknown loss aggregation {aggregation!r}")
 
 
-def clamped_log_ratio(new: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
-    """`new - old` kept within what `exp` can represent, and where it was clamped (as 0/1 floats)."""
-    log_ratio = new - old
+def clamped_log_ratio(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """Kept within what `exp` can represent, and where it was clamped (as 0/1 floats)."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), (log_ratio.detach().abs() > LOG_RATIO_LIMIT).float()
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The clipped surrogate's per-token terms, all of shape [tokens]."""
+    """A surrogate's per-token terms, all of shape [tokens]."""
 
     loss: Tensor
-    ratio: Tensor
     clipped: Tensor
     dual_clipped: Tensor
-    clamped: Tensor
 
 
 def clipped_policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> PolicyLoss:
     """PPO's clipped surrogate (AC2 equation 5), with dual clip where the advantage is negative (Ye et al., 2020).
 
-    `loss = -min(rho A, clip(rho, 1 - low, 1 + high) A)`; for A < 0 it is bounded above by `-dual_clip A`.
+    `loss = -min(rho A, clip(rho, 1 - low, 1 + high) A)`; for A < 0 it is bounded above by `-dual_clip A`. With the ratio of whole
+    sequences it is GSPO's (Zheng et al., 2025).
     """
-    log_ratio, clamped = clamped_log_ratio(logprobs, old_logprobs)
-    ratio = log_ratio.exp()
     unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(unclipped, clipped)
     was_clipped = (clipped > unclipped).float()
@@ -71,12 +69,18 @@ def clipped_policy_loss(
         bound = -advantages * dual_clip
         hit = (advantages < 0) & (loss > bound)
         loss, was_dual_clipped = torch.where(hit, bound, loss), hit.float()
-    return PolicyLoss(loss, ratio, was_clipped, was_dual_clipped, clamped)
+    return PolicyLoss(loss, was_clipped, was_dual_clipped)
+
+
+def cispo_loss(ratio: Tensor, logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> PolicyLoss:
+    """CISPO: `-sg(clip(rho, 1 - low, 1 + high)) A log pi`, so that a clipped token keeps its gradient (MiniMax-M1, 2025)."""
+    weight = ratio.detach().clamp(1 - clip_low, 1 + clip_high)
+    return PolicyLoss(-weight * advantages * logprobs, (weight != ratio.detach()).float(), torch.zeros_like(weight))
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
     """Per-token estimate of KL(policy || reference) from samples of the policy (Schulman, 2020): k1, k2 or k3."""
-    log_ratio, _ = clamped_log_ratio(ref_logprobs, logprobs)
+    log_ratio, _ = clamped_log_ratio(ref_logprobs - logprobs)
     if estimator == "k1":
         return -log_ratio
     if estimator == "k2":
@@ -93,7 +97,7 @@ def truncated_importance_weights(
 
     Corrects for the two computing different probabilities from the same weights; `cap=None` turns it off (weights of 1).
     """
-    ratio = clamped_log_ratio(old_logprobs, rollout_logprobs)[0].exp()
+    ratio = clamped_log_ratio(old_logprobs - rollout_logprobs)[0].exp()
     difference = (old_logprobs.exp() - rollout_logprobs.exp()).abs()
     metrics = {
         "training/rollout_probs_diff_mean": difference,
@@ -111,10 +115,25 @@ def truncated_importance_weights(
 
 
 def policy_gradient_loss(
-    tokens: TokenBatch, clip_low: float, clip_high: float, dual_clip: float | None, importance_cap: float | None
+    tokens: TokenBatch,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+    importance_cap: float | None,
+    cispo: bool = False,
+    by_sequence: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped surrogate x the weight that corrects for the engine's probabilities, per token, and what is worth logging."""
-    policy = clipped_policy_loss(tokens.logprobs, tokens.old_logprobs, tokens.advantages, clip_low, clip_high, dual_clip)
+    """The surrogate x the weight that corrects for the engine's probabilities, per token, and what is worth logging.
+
+    `by_sequence` takes the ratio of whole sequences, the geometric mean of their tokens' (GSPO), in place of each token's.
+    """
+    log_ratio = tokens.logprobs - tokens.old_logprobs
+    log_ratio, clamped = clamped_log_ratio(tokens.sequence_mean(log_ratio) if by_sequence else log_ratio)
+    ratio = log_ratio.exp()
+    if cispo:
+        policy = cispo_loss(ratio, tokens.logprobs, tokens.advantages, clip_low, clip_high)
+    else:
+        policy = clipped_policy_loss(ratio, tokens.advantages, clip_low, clip_high, dual_clip)
     weight, mismatch = truncated_importance_weights(tokens.old_logprobs, tokens.rollout_logprobs, importance_cap)
     loss = policy.loss * weight
     return loss, mismatch | {
@@ -122,6 +141,6 @@ def policy_gradient_loss(
         "actor/pg_clipfrac": policy.clipped,
         "actor/pg_clipfrac_lower": policy.dual_clipped,
         "actor/ppo_kl": (tokens.old_logprobs - tokens.logprobs).detach(),
-        "actor/log_ratio_clamped": policy.clamped,
+        "actor/log_ratio_clamped": clamped,
         "actor/entropy": tokens.entropy.detach(),
     }

@@ -32,13 +32,7 @@ def noise_weights(stds: np.ndarray, floor: float) -> np.ndarray:
     return weights
 
 
-def weight_metrics(weights: np.ndarray) -> dict[str, float]:
-    """What shows how unequal the weights are: mean, maximum, and the share of the tenth of prompts that weigh most."""
-    if not len(weights):
-        return {}
+def inequality(weights: np.ndarray) -> tuple[float, float, float]:
+    """How unequal weights are: mean, maximum, and the share of the tenth of prompts that weigh most; [prompts], not empty."""
     top = np.sort(weights)[-math.ceil(len(weights) / 10) :]
-    return {
-        "critic/noise_weight/mean": float(weights.mean()),
-        "critic/noise_weight/max": float(weights.max()),
-        "critic/noise_weight/top_share": float(top.sum() / weights.sum()),
-    }
+    return float(weights.mean()), float(weights.max()), float(top.sum() / weights.sum())

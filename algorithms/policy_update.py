@@ -1,44 +1,64 @@
-"""The clipped policy update that GRPO and PPO share: its settings, their checks, and its optimizer steps."""
+"""The policy update that GRPO and PPO share: its settings, their checks, and its optimizer steps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from algorithms.contract import Learner
-from algorithms.types import Loss, Metrics, Sequence, TokenBatch, mean_metrics
+from algorithms.base import Algorithm
+from algorithms.interface import Learner
+from algorithms.types import Metrics, Sample, Step, TokenBatch, TokenLoss, mean_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-KL_ESTIMATORS = ("none", "k1", "k2", "k3")
+# What each setting may be.
+CHOICES = {
+    "loss_aggregation": ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    "kl_estimator": ("none", "k1", "k2", "k3"),
+    "surrogate": ("clip", "cispo"),
+    "importance_ratio": ("token", "sequence"),
+}
 
 
-@dataclass(frozen=True)
-class PolicyUpdate:
+def has_actor_loss(sample: Sample) -> bool:
+    """The samples whose log-probabilities the actor's loss needs."""
+    return sample.actor_mask
+
+
+def actor_metrics(step: Step) -> Metrics:
+    """What a step of the actor logs."""
+    if not step.tokens:
+        return {"actor/empty_minibatches": 1.0}
+    metrics = {"actor/grad_norm": step.grad_norm, "actor/lr": step.lr, "actor/nonfinite_steps": float(step.skipped)}
+    return step.logged | metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyUpdate(Algorithm):
     """Minibatch steps on the clipped surrogate with its regularisers."""
 
-    problems_per_step: int
-    group_size: int
-    max_new_tokens: int
-    minibatches: int  # optimizer steps per epoch over the step's batch
+    minibatches: int
     epochs: int
-    loss_aggregation: str  # token-mean | seq-mean-token-mean | seq-mean-token-sum-norm
+    loss_aggregation: str
+    surrogate: str
+    importance_ratio: str
     clip_low: float
     clip_high: float
     dual_clip: float | None
-    kl_estimator: str  # none | k1 | k2 | k3, against the initial model
+    kl_estimator: str
     kl_coef: float
     entropy_coef: float
-    importance_cap: float | None  # token TIS between engine and trainer log-probabilities; null turns it off
+    importance_cap: float | None
 
     def __post_init__(self) -> None:
         self.check_divides("minibatches", self.minibatches)
-        if self.loss_aggregation not in AGGREGATIONS:
-            raise ValueError(f"algorithm.loss_aggregation={self.loss_aggregation}: use one of {', '.join(AGGREGATIONS)}.")
-        if self.kl_estimator not in KL_ESTIMATORS:
-            raise ValueError(f"algorithm.kl_estimator={self.kl_estimator}: use one of {', '.join(KL_ESTIMATORS)}.")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"algorithm.{name}={getattr(self, name)}: use one of {', '.join(choices)}.")
+        if self.dual_clip is not None and self.surrogate != "clip":
+            raise ValueError(f"algorithm.dual_clip has no effect on surrogate={self.surrogate}: set it to null.")
 
     def check_divides(self, name: str, count: int) -> None:
         """ValueError unless a step's continuations can be cut into `count` equal minibatches."""
@@ -53,29 +73,42 @@ class PolicyUpdate:
         return self.kl_estimator != "none"
 
     @property
-    def needs_old_logprobs(self) -> bool:
-        """Whether a step is ever taken with other weights than those that generated; else the old policy is the current one."""
-        return self.minibatches * self.epochs > 1
+    def forwards(self) -> dict[str, Callable[[Sample], bool]]:
+        """The models whose log-probabilities the loss reads, on the samples that have one.
 
-    def improve(self, learner: Learner, batch: list[Sequence]) -> Metrics:
+        Where each batch is used for one step the old policy is the current one, and its forward is saved.
+        """
+        reads = {"policy": self.minibatches * self.epochs > 1, "reference": self.needs_reference}
+        return {model: has_actor_loss for model, needed in reads.items() if needed}
+
+    def improve(self, learner: Learner, batch: list[Sample]) -> Metrics:
         """`epochs` x `minibatches` clipped steps."""
-        return mean_metrics(
-            [
-                learner.step(part, self.loss_of(learner, part), self.loss_aggregation, with_entropy_grad=self.entropy_coef != 0)
-                for _ in range(self.epochs)
-                for part in learner.minibatches(batch, self.minibatches)
-            ]
-        )
+        metrics = []
+        for _ in range(self.epochs):
+            for part in learner.minibatches(batch, self.minibatches):
+                trained = [sample for sample in part if sample.actor_mask]
+                loss = self.loss_of(learner, trained)
+                step = learner.step("actor", trained, loss, aggregation=self.loss_aggregation, entropy_grad=self.entropy_coef != 0)
+                metrics.append(actor_metrics(step))
+        return mean_metrics(metrics)
 
-    def loss_of(self, learner: Learner, minibatch: list[Sequence]) -> Loss:
+    def loss_of(self, learner: Learner, minibatch: list[Sample]) -> TokenLoss:
         """The loss of one minibatch, for terms that count something over all of it."""
         return self.loss
 
     def loss(self, tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Clipped surrogate x TIS weight, plus KL penalty, minus entropy bonus; per token."""
+        """Surrogate x TIS weight, plus KL penalty, minus entropy bonus; per token."""
         from algorithms.losses import kl_penalty, policy_gradient_loss
 
-        loss, logged = policy_gradient_loss(tokens, self.clip_low, self.clip_high, self.dual_clip, self.importance_cap)
+        loss, logged = policy_gradient_loss(
+            tokens,
+            self.clip_low,
+            self.clip_high,
+            self.dual_clip,
+            self.importance_cap,
+            cispo=self.surrogate == "cispo",
+            by_sequence=self.importance_ratio == "sequence",
+        )
         if self.kl_estimator != "none":
             kl = kl_penalty(tokens.logprobs, tokens.ref_logprobs, self.kl_estimator)
             loss = loss + self.kl_coef * kl

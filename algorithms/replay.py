@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from algorithms.contract import PlanState
+import numpy as np
+
+from algorithms.interface import PlanState
 from algorithms.types import Problem, PromptRow, StoredTrajectory
 
 
@@ -53,9 +55,9 @@ class Replay:
 
     def _prefix(self, choices: list[StoredTrajectory], state: PlanState) -> list[int]:
         trajectory = choices[state.rng.integers(len(choices))]
-        return state.prefix(trajectory, self.cut(trajectory.length, state))
+        return state.prefix(trajectory, self.cut(trajectory.length, state.rng))
 
-    def cut(self, length: int, state: PlanState) -> int:
+    def cut(self, length: int, rng: np.random.Generator) -> int:
         """Uniform over the multiples of the grid in [0, `max_cut_fraction` x length]; 0 gives the empty prefix."""
         furthest = int(self.max_cut_fraction * length + 1e-9)  # 0.9 x 10 is 9, whatever binary fractions make of it
-        return self.cut_grid * int(state.rng.integers(furthest // self.cut_grid + 1))
+        return self.cut_grid * int(rng.integers(furthest // self.cut_grid + 1))

@@ -26,7 +26,7 @@ class EntropyControl:
 
 
 @dataclass(frozen=True)
-class CriticRate:
+class SelfCriticRate:
     """The critic's learning rate: halved, down to a floor, when its updates outweigh the actor's (AC2 Appendix C, Optimization)."""
 
     initial: float

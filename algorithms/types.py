@@ -7,19 +7,25 @@ credit need numpy only, so torch (seconds to import) is loaded by what computes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from algorithms.value_heads import ValueBatch, ValueHead
+    from algorithms.value_heads import ValueHead
 
 
 Metrics = dict[str, float]
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
+
+
+# -- what is rolled out ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Problem:
     prompt_ids: list[int]
     ground_truth: str
     extra_info: str = "{}"  # JSON
-    reference_solution: str | None = None
+    solution_ids: list[int] | None = None  # a reference solution, where the row brings one
 
 
 @dataclass(frozen=True)
@@ -43,9 +49,9 @@ class PromptRow:
     max_new_tokens: int
     purpose: str = "train"  # train | refill | audit | eval
     prefix_ids: list[int] = field(default_factory=list)
-    chunk: bool = False  # where a continuation is cut off, the critic scores it
-    ask_critic: bool = False  # for the value of the state itself
-    reference_ids: list[int] | None = None  # a solution of the problem, for the critic's prompt
+    chunk: bool = False  # `max_new_tokens` ends a chunk and not the response budget: the self-critic scores what is cut off there
+    ask_value: bool = False  # ask the self-critic for the value of the state itself
+    reference_ids: list[int] | None = None  # a solution of the problem, for the self-critic's prompt
 
 
 @dataclass(frozen=True)
@@ -63,24 +69,24 @@ class StoredTrajectory:
 class Group:
     """The judged continuations of one prompt row, as `credit` sees them; all arrays have shape [n]."""
 
-    rewards: np.ndarray  # float, NaN where the judge gave none
-    truncated: np.ndarray  # bool, cut off by the token budget
-    lengths: np.ndarray  # int, new tokens
-    values: np.ndarray  # float, the critic's of each endpoint; NaN where it was not asked or answered with none
-    from_critic: np.ndarray  # bool, whether the endpoint is the critic's to score and not the judge's
-    prefix_value: float | None = None  # the critic's of the state; None where it was not asked or answered with none
+    rewards: Floats  # NaN where the judge gave none
+    truncated: Bools  # the response budget was exhausted; false where a chunk ended at its length
+    values: Floats  # the self-critic's of each endpoint; NaN where it was not asked or gave none
+    self_scored: Bools  # whether the endpoint is the self-critic's to score and not the judge's
+    prefix_value: float | None = None  # the self-critic's of the state; None where it was not asked or gave none
 
 
 @dataclass(frozen=True)
 class Credit:
-    """What `credit` adds to a group; arrays have shape [n]."""
+    """What `credit` adds to a group. Each field becomes a column of the rows that flow: arrays [n], numbers, or None.
 
-    advantages: np.ndarray  # float
-    actor_mask: np.ndarray  # bool, False keeps a continuation out of the actor's loss
+    An algorithm that needs more subclasses this and names the subclass as its `credit_type`; samples then have the further fields
+    in `Sample.credit`, and its memory has them in `ObservedGroup.credit`.
+    """
+
+    advantages: Floats
+    actor_mask: Bools  # False keeps a continuation out of the actor's loss
     keep: bool = True  # False: the group teaches nothing and may be replaced
-    critic_target: float | None = None  # what the critic shall say of the state
-    critic_mask: np.ndarray | None = None  # bool, what a critic model learns from; None: nothing
-    return_std: float | None = None  # spread of the group's returns; None where it is not known or not asked for
 
 
 @dataclass(frozen=True)
@@ -92,23 +98,16 @@ class ObservedGroup:
     prompt_ids: np.ndarray
     prefix_ids: np.ndarray
     prefix_value: float | None
-    critic_target: float | None
-    rewards: np.ndarray  # float, [n], NaN where there is none
-    return_std: float | None  # spread of the group's values, where `credit` gave it
+    rewards: Floats  # [n], NaN where there is none
+    credit: Mapping[str, Any]  # further fields of the algorithm's Credit
     response: Callable[[int], np.ndarray]  # new tokens of a continuation; a paper's step is too large to hold all as objects
 
 
-@dataclass(frozen=True)
-class CriticExample:
-    """One prompt of the critic with its answer, and what it counts."""
-
-    context: np.ndarray  # int
-    answer: tuple[int, ...]
-    weight: float
+# -- what is learned ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Sequence:
+class Sample:
     """One continuation as the trainer holds it: prompt, prefix and response in one array of token ids."""
 
     index: int  # its place in the step's global order, which decides its minibatch
@@ -118,17 +117,15 @@ class Sequence:
     advantage: float | np.ndarray  # of the response, or [response] of its tokens
     actor_mask: bool = True
     group: int = 0  # the row it belongs to
+    purpose: str = "train"
     reward: float = math.nan  # NaN where there is none
-    critic_mask: bool = False  # whether a critic model learns from it
-    return_std: float | None = None  # of its group
-    critic_weight: float = 1.0  # in the critic model's loss
-    is_refill: bool = False  # of a rollout for the replay buffer: in no minibatch
     from_prompt: bool = True  # its prefix is empty
-    entropy: float | None = None  # nats, summed over the response, by the trainer before this step's first update
-    old_logprobs: np.ndarray | None = None  # float, [response], by the trainer before this step's first update
+    credit: Mapping[str, Any] = field(default_factory=dict)  # further fields of its group's Credit; of an array its own entry
+    entropy: np.ndarray | None = None  # float, [response], nats, by the policy before this step's first update
+    old_logprobs: np.ndarray | None = None  # float, [response], by the policy before this step's first update
     ref_logprobs: np.ndarray | None = None  # float, [response], by the reference model
-    values: np.ndarray | None = None  # float, [response], by the critic model before this step's first update
-    returns: np.ndarray | None = None  # float, [response], its targets
+    values: np.ndarray | None = None  # float, [response], by the value model before this step's first update
+    columns: dict[str, float | np.ndarray] = field(default_factory=dict)  # the algorithm's own: [response], or one for all tokens
 
     @property
     def response_length(self) -> int:
@@ -137,7 +134,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """The response tokens of one micro-batch, concatenated; every tensor has shape [tokens]."""
+    """The response tokens of one micro-batch under the policy, concatenated; every tensor has shape [tokens]."""
 
     logprobs: Tensor  # with gradient
     entropy: Tensor  # nats, at the sampling temperature; with gradient when the loss asks for it
@@ -146,12 +143,75 @@ class TokenBatch:
     ref_logprobs: Tensor
     advantages: Tensor
     rewards: Tensor  # of the whole response, at each of its tokens
+    sequence: Tensor  # int64, which of the micro-batch's sequences a token belongs to
+    columns: Mapping[str, Tensor] = field(default_factory=dict)  # those of the samples, by name
+
+    def sequence_mean(self, values: Tensor) -> Tensor:
+        """The mean of `values` over each token's sequence, at each of its tokens; [tokens] -> [tokens], differentiable."""
+        count = int(self.sequence.max()) + 1 if len(self.sequence) else 0
+        sums = values.new_zeros(count).index_add(0, self.sequence, values)
+        return (sums / self.sequence.bincount(minlength=count))[self.sequence]
 
 
-# A loss maps a token batch to its per-token loss and to per-token quantities worth logging (token means, or maxima for
+@dataclass(frozen=True)
+class StateBatch:
+    """The response states of one micro-batch under the value model, concatenated; `outputs` [tokens, outputs], others [tokens]."""
+
+    outputs: Tensor  # of the head, with gradient
+    old_values: Tensor  # before this step's first update
+    sequence: Tensor  # int64, which of the micro-batch's sequences a state belongs to
+    columns: Mapping[str, Tensor] = field(default_factory=dict)  # those of the samples, by name
+
+
+# A loss maps a batch to its per-token loss and to per-token quantities worth logging, by metric name (token means, or maxima for
 # names ending in "max").
-Loss = Callable[[TokenBatch], "tuple[Tensor, dict[str, Tensor]]"]
-ValueLoss = Callable[["ValueBatch"], "tuple[Tensor, dict[str, Tensor]]"]
+TokenLoss = Callable[[TokenBatch], "tuple[Tensor, dict[str, Tensor]]"]
+StateLoss = Callable[[StateBatch], "tuple[Tensor, dict[str, Tensor]]"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimizer step did."""
+
+    tokens: int  # of all ranks; 0: there was nothing to learn from, and nothing was done
+    loss: float = 0.0
+    grad_norm: float = 0.0  # before clipping; 0 where the step was skipped
+    lr: float = 0.0
+    skipped: bool = False  # for a loss or gradient that was not finite
+    change: float = 0.0  # norm of the change of all parameters, where it was asked for
+    logged: Metrics = field(default_factory=dict)  # what the loss logs, over all ranks
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """An AdamW that an algorithm asks for beside the actor's."""
+
+    model: str  # whose parameters it moves: policy | value
+    timing: str  # the metric of the seconds that its steps take
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    clip_grad_norm: float
+
+
+@dataclass(frozen=True)
+class ValueModelSpec:
+    """A value model that an algorithm asks for: where it begins, and its head."""
+
+    path: str | None  # a model folder or the `critic/` of another run's checkpoint; None: where the policy begins
+    head: ValueHead
+
+
+# -- what is remembered ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A question to the self-critic with the answer that it shall give, and what it counts."""
+
+    context: np.ndarray  # int
+    answer: tuple[int, ...]
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -159,31 +219,9 @@ class Recalled:
     """What an algorithm's memory has for an update, once all groups of the step are in: schedules, and this rank's lessons."""
 
     values: Metrics  # the same on every rank
-    examples: list[CriticExample]  # a rank's share, or all
-    weight: float  # of all ranks' examples together
+    lessons: list[Lesson]  # a rank's share, or all
+    weight: float  # of all ranks' lessons together
     metrics: Metrics = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CriticSettings:
-    """What the loop does for an algorithm whose critic is the model itself: its optimizer on the shared weights."""
-
-    clip_grad_norm: float
-    betas: tuple[float, float]
-    eps: float
-
-
-@dataclass(frozen=True)
-class CriticModelSettings:
-    """What the loop does for an algorithm whose critic is a model of its own: where it begins, its head, its optimizer."""
-
-    path: str | None  # a model folder or a critic of another run's checkpoint; None: where the policy begins
-    head: ValueHead
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    clip_grad_norm: float
-    lr_warmup_steps: int
 
 
 def mean_metrics(metrics: list[Metrics]) -> Metrics:

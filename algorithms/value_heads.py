@@ -13,16 +13,6 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class ValueBatch:
-    """The response states of one micro-batch, concatenated; `outputs` [tokens, outputs] of the head, others [tokens]."""
-
-    outputs: Tensor  # with gradient
-    old_values: Tensor  # before this step's first update
-    returns: Tensor
-    weights: Tensor  # of each state's prompt (EasyPPO equation 7); ones without noise normalisation
-
-
-@dataclass(frozen=True)
 class ScalarHead:
     """One number; squared error, clipped around the old value (EasyPPO Table 2)."""
 
@@ -32,14 +22,14 @@ class ScalarHead:
     def values(self, outputs: Tensor) -> Tensor:
         return outputs[:, 0]
 
-    def loss(self, batch: ValueBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """`max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2`, unweighted."""
-        values = self.values(batch.outputs)
-        error = (values - batch.returns).square()
+    def loss(self, outputs: Tensor, old_values: Tensor, returns: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """`max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2`, and what is worth logging."""
+        values = self.values(outputs)
+        error = (values - returns).square()
         if self.clip is None:
             return error / 2, {}
-        near = torch.maximum(torch.minimum(values, batch.old_values + self.clip), batch.old_values - self.clip)
-        clipped = (near - batch.returns).square()
+        near = torch.maximum(torch.minimum(values, old_values + self.clip), old_values - self.clip)
+        clipped = (near - returns).square()
         return torch.maximum(error, clipped) / 2, {"critic/vf_clipfrac": (clipped > error).float()}
 
 
@@ -84,16 +74,16 @@ class HLGauss:
         mass = below.diff(dim=-1)
         return (mass / (below[:, -1:] - below[:, :1])).to(returns.dtype)
 
-    def loss(self, batch: ValueBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, outputs: Tensor, old_values: Tensor, returns: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy against the smoothed target; ValueError with the range seen if a return lies outside the bins."""
         low, high = self.support
-        if len(batch.returns) and (float(batch.returns.min()) < low or float(batch.returns.max()) > high):
-            least, most = float(batch.returns.min()), float(batch.returns.max())
+        least, most = (float(returns.min()), float(returns.max())) if len(returns) else (low, high)
+        if least < low or most > high:
             raise ValueError(
                 f"algorithm.critic.categorical.support={list(self.support)} does not cover returns from {least:g} to {most:g}: "
                 "widen it."
             )
-        return -(self.target(batch.returns) * batch.outputs.log_softmax(-1)).sum(-1), {}
+        return -(self.target(returns) * outputs.log_softmax(-1)).sum(-1), {}
 
 
 ValueHead = ScalarHead | HLGauss

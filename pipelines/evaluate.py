@@ -15,12 +15,13 @@ from algorithms.types import Problem, PromptRow
 from pipelines.command import cluster
 from pipelines.command.entry import command
 from pipelines.command.progress import table
-from pipelines.config.run import ConfigError, RunConfig, build
+from pipelines.config.run import RunConfig, build
 from pipelines.data.problems import load_problems
 from pipelines.data.prompts import load_tokenizer
-from pipelines.engines.engine import Sampling
+from pipelines.engines.config import Sampling
 from pipelines.engines.pool import EnginePool
-from pipelines.rollout.dataset import judged_dataset, schema
+from pipelines.rollout import schema
+from pipelines.rollout.dataset import judged_dataset
 from pipelines.rollout.plan import EVAL_ROWS, plan_table
 from pipelines.rollout.scores import evaluation_metrics
 from pipelines.store import checkpoint
@@ -29,20 +30,11 @@ from serve.reward_function import RewardFunction
 from serve.verifiers import find
 
 
-def model_folder(path: str) -> str:
-    """The Hugging Face folder of a checkpoint, of a run's newest checkpoint, or of a plain model folder."""
-    found = checkpoint.complete(path)
-    for candidate in (Path(path) / "model", *(p / "model" for p in found[-1:]), Path(path)):
-        if (candidate / "config.json").is_file():
-            return str(candidate.resolve())
-    raise ConfigError(f"checkpoint={path}: neither a run's folder, nor a checkpoint, nor a model folder.")
-
-
 def run(tree: dict[str, Any]) -> dict[str, float]:
     """Evaluate; prints the metrics, writes one row per problem, returns the metrics."""
     output = Path(tree.pop("output")).resolve()
     # Here `checkpoint` is what to evaluate, and none are written.
-    model = tree["model"] | {"path": model_folder(tree["checkpoint"])}
+    model = tree["model"] | {"path": checkpoint.model_folder(tree["checkpoint"])}
     config = build(tree | {"model": model, "checkpoint": {"every": 0, "keep_last": 1, "keep_best": 0}})
     tokenizer = load_tokenizer(config.model.path)
     reward = RewardFunction.read(config.reward)
@@ -99,4 +91,4 @@ def per_problem(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 if __name__ == "__main__":
-    sys.exit(command(sys.argv[1:], __doc__ or "", "evaluate", run))
+    sys.exit(command("pipelines.evaluate", sys.argv[1:], __doc__ or "", "evaluate", run))

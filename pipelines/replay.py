@@ -1,14 +1,13 @@
 """`python -m pipelines.replay checkpoint=... buffer=... output=... [key=value ...]`: offline prefix replay.
 
-Cuts prefixes from any replay buffer, continues each to its end with any checkpoint, judges, and asks that checkpoint's critic at
-the prefix and after a chunk, with a reference solution and without. A Ray Data job of its own: every block ends as one Parquet file
-of groups, and a job that is started again makes those that are missing.
+Cuts prefixes from any replay buffer, continues each to its end with any checkpoint, judges, and asks that checkpoint's self-critic
+at the prefix and after a chunk, with a reference solution and without. A Ray Data job of its own: every block ends as one Parquet
+file of groups, and a job that is started again makes those that are missing.
 """
 
 import json
 import os
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,31 +21,30 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import ray
 
-from algorithms.critic import MAX_ANSWER_TOKENS
+from algorithms.ac2 import AC2
+from algorithms.replay import Replay
+from algorithms.self_critic import MAX_ANSWER_TOKENS
 from algorithms.types import PromptRow
 from pipelines.command import cluster
 from pipelines.command.entry import command
 from pipelines.command.progress import table
-from pipelines.config.run import ConfigError, RunConfig, build, digest
+from pipelines.config.make import ConfigError
+from pipelines.config.run import RunConfig, build, digest, self_critic
 from pipelines.data.prompts import load_tokenizer
 from pipelines.engines.pool import EnginePool
-from pipelines.engines.self_critic import CriticQueries
-from pipelines.engines.self_critic_prompt import load_critic_prompt
-from pipelines.evaluate import model_folder
-from pipelines.rollout.dataset import generate, judge_rows
+from pipelines.engines.self_critic import SelfCritic
 from pipelines.rollout.plan import plan_table
+from pipelines.rollout.stages import generate, judge_rows
 from pipelines.store import checkpoint
 from pipelines.store.replay_buffer import ReplayBuffer, ReplayError, read_index, tokenizer_hash
 from serve import judge
 from serve.reward_function import RewardFunction
 
 FRACTIONS = (0.05, 0.95)  # AC2 Appendix A.4
-MAX_GRID_FRACTION = 0.9
-REFERENCE_REWARD = 6 / 7
 SETTINGS = "replay.json"
 
-# What is added to a judged group: the critic's answers, null where it gave no value. `probed`: continuations that had not ended
-# after a chunk, whose value there is the critic's.
+# What is added to a judged group: the self-critic's answers, null where it gave no value. `probed`: continuations that had not
+# ended after a chunk, whose value there is the self-critic's.
 ASKED = [
     ("value", pa.float32()),
     ("value_with_reference", pa.float32()),
@@ -62,17 +60,18 @@ class ReplayJob:
 
     prefixes: int
     group_size: int
-    cut: str  # fraction | grid
-    grid: int
+    cut: str
     chunk_tokens: int
     rows_per_file: int
     seed: int
     budget: int  # of a response, prefix included
+    replay: Replay  # whose grid `cut=grid` cuts on
+    reference_reward: float  # from which a trajectory can serve as a reference
 
     def __post_init__(self) -> None:
         if self.cut not in ("fraction", "grid"):
             raise ConfigError(f"cut={self.cut}: use fraction or grid.")
-        for name in ("prefixes", "group_size", "grid", "chunk_tokens", "rows_per_file"):
+        for name in ("prefixes", "group_size", "chunk_tokens", "rows_per_file"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1.")
 
@@ -80,20 +79,28 @@ class ReplayJob:
         """Where to cut a response of `length` tokens."""
         if self.cut == "fraction":
             return int(rng.uniform(*FRACTIONS) * length)
-        return self.grid * int(rng.integers(int(MAX_GRID_FRACTION * length + 1e-9) // self.grid + 1))
+        return self.replay.cut(length, rng)
 
 
 def run(tree: dict[str, Any]) -> Path:
     """Check, plan, roll out what is missing; the folder of groups."""
-    own = {name: tree.pop(name) for name in ("buffer", "prefixes", "group_size", "cut", "grid", "chunk_tokens", "rows_per_file")}
+    own = {name: tree.pop(name) for name in ("buffer", "prefixes", "group_size", "cut", "chunk_tokens", "rows_per_file")}
     output = Path(tree.pop("output")).resolve()
     source = tree["checkpoint"]
-    model = tree["model"] | {"path": model_folder(source)}
+    model = tree["model"] | {"path": checkpoint.model_folder(source)}
     config = build(tree | {"model": model, "checkpoint": {"every": 0, "keep_last": 1, "keep_best": 0}})
     url = own.pop("buffer")
-    job = ReplayJob(**own, seed=config.seed, budget=config.task.max_new_tokens)
-    prompt = load_critic_prompt(config.model.critic_prompt, config.model.path)
-    critic = CriticQueries(prompt, job.budget, config.critic_context(prompt), config.task.complete_answer)
+    algorithm = config.algorithm
+    if not isinstance(algorithm, AC2) or algorithm.replay is None:
+        raise ConfigError(f"algorithm={algorithm.name}: offline replay cuts and asks as AC2 does; use algorithm=ac2 or a variant.")
+    job = ReplayJob(
+        **own,
+        seed=config.seed,
+        budget=config.task.max_new_tokens,
+        replay=algorithm.replay,
+        reference_reward=algorithm.reference_reward,
+    )
+    critic = self_critic(config)
     hash_ = tokenizer_hash(load_tokenizer(config.model.path))
     buffer = ReplayBuffer(url, sys.maxsize, hash_, read_index(url))
     rows = plan(job, buffer, bank_of(source))
@@ -121,7 +128,7 @@ def plan(job: ReplayJob, buffer: ReplayBuffer, bank: dict[str, list[int]]) -> pa
     latest = {trajectory.problem_id: trajectory for trajectory in buffer.trajectories()}
     if not latest:
         raise ReplayError(f"{buffer.url}: the buffer is empty; give one with trajectories.")
-    solutions = _solutions(buffer)
+    solutions = _solutions(buffer, job.reference_reward)
     rows = []
     for problem_id in rng.permutation(sorted(latest))[: job.prefixes].tolist():
         trajectory = latest[problem_id]
@@ -134,11 +141,11 @@ def plan(job: ReplayJob, buffer: ReplayBuffer, bank: dict[str, list[int]]) -> pa
     return plan_table(rows, 0, 0, 0, job.seed)
 
 
-def _solutions(buffer: ReplayBuffer) -> dict[str, list[int]]:
+def _solutions(buffer: ReplayBuffer, least: float) -> dict[str, list[int]]:
     """Sequence numbers of trajectories that can serve as references, by problem."""
     found: dict[str, list[int]] = {}
     for trajectory in buffer.trajectories():
-        if trajectory.reward is not None and trajectory.reward >= REFERENCE_REWARD:
+        if trajectory.reward is not None and trajectory.reward >= least:
             found.setdefault(trajectory.problem_id, []).append(trajectory.sequence)
     return found
 
@@ -172,7 +179,7 @@ def file_of(output: Path, part: int) -> Path:
     return output / f"groups-{part:05d}.parquet"
 
 
-def _roll_out(config: RunConfig, critic: CriticQueries, job: ReplayJob, parts: list[tuple[int, pa.Table]], output: Path) -> None:
+def _roll_out(config: RunConfig, critic: SelfCritic, job: ReplayJob, parts: list[tuple[int, pa.Table]], output: Path) -> None:
     cluster.connect(config.ray)
     demand = cluster.demand(config)
     cluster.check_demand({name: part for name, part in demand.items() if "trainer" not in name and "coordinator" not in name})
@@ -187,7 +194,7 @@ def _roll_out(config: RunConfig, critic: CriticQueries, job: ReplayJob, parts: l
         ray.data.from_arrow([rows for _, rows in parts])
         .map_batches(partial(generate, engines=engines, sampling={"train": config.sampling}), **stage)
         .map_batches(partial(judge_rows, config=config.judge, send_ids=config.reward.signature == "trl"), **stage)
-        .map_batches(partial(ask, engines=engines, critic=critic, chunk_tokens=job.chunk_tokens), **stage)
+        .map_batches(partial(ask, engines=engines, critic=critic, job=job), **stage)
         .map_batches(partial(_write, names=names), **stage)
     )
     done = 0
@@ -196,13 +203,13 @@ def _roll_out(config: RunConfig, critic: CriticQueries, job: ReplayJob, parts: l
         print(f"  {done}/{sum(rows.num_rows for _, rows in parts)} groups", flush=True)
 
 
-def ask(groups: pa.Table, engines: EnginePool, critic: CriticQueries, chunk_tokens: int) -> pa.Table:
-    """Add the critic's answers at each group's prefix and at its continuations after a chunk, with a reference and without."""
+def ask(groups: pa.Table, engines: EnginePool, critic: SelfCritic, job: ReplayJob) -> pa.Table:
+    """Add the self-critic's answers at each group's prefix and at its continuations after a chunk, with a reference and without."""
     rows = groups.to_pylist()
-    probed = [_probed(row, critic, chunk_tokens) for row in rows]
+    probed = [_probed(row, job) for row in rows]
     states: list[dict[str, Any]] = []
     for row, flags in zip(rows, probed, strict=True):
-        ends = [[], *(ids[:chunk_tokens] for ids, flag in zip(row["response_ids"], flags, strict=True) if flag)]
+        ends = [[], *(ids[: job.chunk_tokens] for ids, flag in zip(row["response_ids"], flags, strict=True) if flag)]
         references = [None] if row["reference_ids"] is None else [None, row["reference_ids"]]
         states += [
             {"prompt_ids": row["prompt_ids"], "prefix_ids": [*row["prefix_ids"], *end], "reference_ids": reference}
@@ -222,10 +229,10 @@ def ask(groups: pa.Table, engines: EnginePool, critic: CriticQueries, chunk_toke
     return groups
 
 
-def _probed(row: dict[str, Any], critic: CriticQueries, chunk_tokens: int) -> list[bool]:
-    """Continuations that go on after a chunk: where AC2 would have stopped them and asked the critic."""
-    left = critic.budget - len(row["prefix_ids"])
-    return [len(ids) > chunk_tokens and chunk_tokens < left for ids in row["response_ids"]]
+def _probed(row: dict[str, Any], job: ReplayJob) -> list[bool]:
+    """Continuations that go on after a chunk: where AC2 would have stopped them and asked the self-critic."""
+    left = job.budget - len(row["prefix_ids"])
+    return [len(ids) > job.chunk_tokens and job.chunk_tokens < left for ids in row["response_ids"]]
 
 
 def _write(groups: pa.Table, names: dict[int, str]) -> pa.Table:
@@ -237,13 +244,5 @@ def _write(groups: pa.Table, names: dict[int, str]) -> pa.Table:
     return groups.select(["row_id"])
 
 
-def read_groups(paths: Iterable[str]) -> list[dict[str, Any]]:
-    """All groups of folders that this job wrote."""
-    files = [file for path in paths for file in sorted(Path(path).glob("groups-*.parquet"))]
-    if not files:
-        raise ReplayError(f"{', '.join(paths)}: no groups there; make them with python -m pipelines.replay.")
-    return [row for file in files for row in pq.read_table(file).to_pylist()]
-
-
 if __name__ == "__main__":
-    sys.exit(command(sys.argv[1:], __doc__ or "", "replay", run))
+    sys.exit(command("pipelines.replay", sys.argv[1:], __doc__ or "", "replay", run))

@@ -15,15 +15,16 @@ os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 import numpy as np
 import ray
 
-from algorithms.critic import round_to_grid
-from algorithms.types import Sequence
+from algorithms.self_critic import round_to_grid
+from algorithms.types import Sample
 from pipelines.command import cluster
 from pipelines.command.entry import command
-from pipelines.config.run import RayConfig, digest, make, resolve_model, resolve_tracking
-from pipelines.data.problems import DataError, read_rows
+from pipelines.config.make import make
+from pipelines.config.run import RayConfig, digest, resolve_model, resolve_tracking
+from pipelines.data.files import DataError, read_rows
 from pipelines.data.prompts import load_tokenizer, render_prompt, stop_ids
-from pipelines.engines.self_critic_prompt import load_critic_prompt
-from pipelines.store.tracker import Tracker, TrackingConfig, git_sha
+from pipelines.engines.self_critic_prompt import load_self_critic_prompt
+from pipelines.store.tracker import Tracker, TrackingConfig, description, git_sha
 from pipelines.trainer.config import LearnerConfig, ModelConfig, OptimizerConfig, read_model_config
 
 LOG_EVERY = 20  # optimizer steps
@@ -70,7 +71,7 @@ def load_examples(files: list[str], model: ModelConfig, max_tokens: int) -> tupl
             if (value := row.get("value")) is not None:
                 if not 0 <= value <= 1:
                     raise DataError(f"{file}, row {i}: a value of {value} is not between 0 and 1.")
-                critic = critic or load_critic_prompt(model.critic_prompt, model.path)
+                critic = critic or load_self_critic_prompt(model.self_critic_prompt, model.path)
                 reference = row.get("reference")
                 context = critic.query(context, response, ids_of(reference) if reference is not None else None).tolist()
                 answer = critic.answer(round_to_grid(value))
@@ -88,6 +89,7 @@ def run_rank(config: SFTConfig) -> None:
     import torch.distributed as dist
     from ray.train.torch import get_device
 
+    from algorithms.policy_update import actor_metrics
     from algorithms.sft import nll_loss
     from pipelines.trainer.learner import Learner
     from pipelines.trainer.state import save_model_folder
@@ -109,17 +111,17 @@ def run_rank(config: SFTConfig) -> None:
         if config.shuffle:
             np.random.default_rng([config.seed, epoch]).shuffle(order)
         for start in range(0, len(order), config.batch_size):
-            batch = [_sequence(int(i), *examples[i]) for i in order[start : start + config.batch_size][rank::ranks]]
-            metrics = learner.step(batch, nll_loss, config.loss_aggregation, with_entropy_grad=False)
-            last = start + config.batch_size >= len(order)
-            if rank == 0 and (learner.updates % LOG_EVERY == 0 or last):
+            batch = [_sample(int(i), *examples[i]) for i in order[start : start + config.batch_size][rank::ranks]]
+            step = learner.step("actor", batch, nll_loss, aggregation=config.loss_aggregation)
+            last, updates = start + config.batch_size >= len(order), learner.updates["actor"]
+            if rank == 0 and (updates % LOG_EVERY == 0 or last):
                 with open(log, "a") as stream:
-                    print(json.dumps({"step": learner.updates, **metrics}), file=stream)
-    save_model_folder(learner, Path(config.output_dir), config.model.path)
+                    print(json.dumps({"step": updates, **actor_metrics(step)}), file=stream)
+    save_model_folder(learner, Path(config.output_dir))
 
 
-def _sequence(index: int, ids: np.ndarray, prompt_length: int) -> Sequence:
-    return Sequence(index, ids.astype(np.int64), prompt_length, np.zeros(len(ids) - prompt_length, np.float32), advantage=0.0)
+def _sample(index: int, ids: np.ndarray, prompt_length: int) -> Sample:
+    return Sample(index, ids.astype(np.int64), prompt_length, np.zeros(len(ids) - prompt_length, np.float32), advantage=0.0)
 
 
 def run(tree: dict[str, Any]) -> None:
@@ -157,7 +159,8 @@ def run(tree: dict[str, Any]) -> None:
         **rank_options(learner),
         run_config=RunConfig(name="ray_train", storage_path=str(output / "ray")),
     )
-    tags = {"algorithm": "sft", "git_sha": git_sha(), "config_digest": digest(tree)}
+    tags = description("pipelines.sft", sys.argv[1:])
+    tags |= {"algorithm": "sft", "git_sha": git_sha(), "config_digest": digest(tree)}
     tracker = Tracker(make(TrackingConfig, resolve_tracking(tree["tracking"]), "tracking"), tree, tags, output)
     with _Follow(output / "progress.jsonl", tracker, updates):
         trainer.fit()
@@ -199,4 +202,4 @@ class _Follow:
 
 
 if __name__ == "__main__":
-    sys.exit(command(sys.argv[1:], __doc__ or "", "sft", run))
+    sys.exit(command("pipelines.sft", sys.argv[1:], __doc__ or "", "sft", run))

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +11,6 @@ from typing import Any, cast
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 
 import ray
-from ray.actor import ActorHandle
 from ray.train import DataConfig as TrainDataConfig
 from ray.train import FailureConfig
 from ray.train import RunConfig as TrainRunConfig
@@ -19,22 +19,26 @@ from ray.train.torch import TorchTrainer
 from algorithms.flops import DecodingCost
 from pipelines.command import cluster, progress
 from pipelines.command.entry import command
-from pipelines.config.run import ConfigError, RunConfig, build, critic_queries, digest
+from pipelines.config.make import ConfigError
+from pipelines.config.run import RunConfig, build, digest, self_critic_of
 from pipelines.data.problems import ProblemSet, load_problems
 from pipelines.data.prompts import load_tokenizer, stop_ids
-from pipelines.engines.engine import Sampling
+from pipelines.engines.config import Sampling
 from pipelines.engines.pool import EnginePool
-from pipelines.engines.self_critic import CriticQueries
+from pipelines.engines.self_critic import SelfCritic
 from pipelines.rollout.coordinator import Coordinator, CoordinatorConfig
 from pipelines.rollout.dataset import rollout_dataset
 from pipelines.store import checkpoint
 from pipelines.store.replay_buffer import check_start, tokenizer_hash
-from pipelines.store.tracker import FLUSH_TIMEOUT_S, git_sha
-from pipelines.trainer.config import LoopConfig, read_model_config, run_rank
-from pipelines.trainer.launch import rank_options
+from pipelines.store.tracker import FLUSH_TIMEOUT_S, description, git_sha
+from pipelines.trainer.config import LoopConfig, read_model_config
+from pipelines.trainer.launch import rank_options, run_rank
+from pipelines.trainer.link import CoordinatorLink
 from serve import judge
 from serve.reward_function import RewardFunction
 from serve.verifiers import find
+
+PROFILED_STEP = 2  # the first pays for starts
 
 
 class UnequalSplit(TrainDataConfig):
@@ -65,40 +69,54 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
         find(source)
     manifest = _manifest(config, train)
     if resume_from is not None:
-        # A branch may change the algorithm and the seed, and a critic model may be new.
-        shared = {"model", "dataset", "critic"} & set(manifest) & set(checkpoint.read_manifest(resume_from))
+        # A branch may change the algorithm and the seed, and a value model may be new.
+        shared = {"model", "dataset", "value_model"} & set(manifest) & set(checkpoint.read_manifest(resume_from))
         common = manifest if config.branch_from is None else {name: manifest[name] for name in sorted(shared)}
         checkpoint.check_fits(resume_from, common)
-    critic = critic_queries(config)
+    self_critic = self_critic_of(config)
     check_start(config.replay_buffer, tokenizer_hash(tokenizer))
     _announce(config, tokenizer, train, validation, output_dir)
 
     cluster.connect(config.ray)
     cluster.check_demand(cluster.demand(config))
     weights_dir = str(Path(output_dir) / "weights")
-    context = config.max_model_len if critic is None else max(config.max_model_len, critic.context_limit)
+    context = config.max_model_len if self_critic is None else max(config.max_model_len, self_critic.context_limit)
     engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed, weights_dir)
-    coordinator = _start_coordinator(config, tokenizer, critic, train, validation, output_dir, resume_from)
+    coordinator = _start_coordinator(config, tokenizer, self_critic, train, validation, output_dir, resume_from)
     judge.start(config.judge, reward)
     # Ray Train would go on from its own notes of an earlier run in this folder; the manifests decide that here.
     (Path(output_dir) / checkpoint.FOLDER / "checkpoint_manager_snapshot.json").unlink(missing_ok=True)
     status = "FAILED"
     try:
-        with progress.ProgressLine(lambda: cast(Any, ray.get(coordinator.progress.remote(), timeout=5))):
-            _trainer(config, coordinator, engines, critic, output_dir, manifest, resume_from).fit()
-        fatal: str | None = cast(Any, ray.get(coordinator.fatal_error.remote(), timeout=60))
+        with progress.ProgressLine(lambda: coordinator.ask("progress", timeout_s=5)):
+            _trainer(config, coordinator, engines, self_critic, output_dir, manifest, resume_from).fit()
+        fatal: str | None = coordinator.ask("fatal_error")
         if fatal is not None:
             raise RuntimeError(fatal)
         status = "FINISHED"
-        final: dict[str, Any] = cast(Any, ray.get(coordinator.progress.remote(), timeout=60))
+        final: dict[str, Any] = coordinator.ask("progress")
     finally:
-        unsent: str | None = cast(Any, ray.get(coordinator.close.remote(status), timeout=2 * FLUSH_TIMEOUT_S))
+        unsent: str | None = coordinator.ask("close", status, timeout_s=2 * FLUSH_TIMEOUT_S)
         if unsent:
             print(f"warning: {unsent}", file=sys.stderr)
     for warning in final["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
+    if config.profile:
+        _print_profile(Path(output_dir) / "profile")
     print(_summary(config, final, output_dir, time.perf_counter() - began))
     return final
+
+
+def _print_profile(folder: Path) -> None:
+    from pipelines.trainer.profile import timings_table
+
+    rows = [*timings_table(folder), ("traces (Perfetto opens them)", str(folder))]
+    print("\n" + progress.table(rows))
+
+
+def run_name(config: RunConfig) -> str:
+    """What a run is called unless it is given a name."""
+    return f"{config.algorithm.name}-{config.task.name}-seed{config.seed}"
 
 
 def _places(config: RunConfig) -> tuple[str | None, str]:
@@ -134,10 +152,10 @@ def _manifest(config: RunConfig, train: ProblemSet) -> dict[str, Any]:
         "dataset": train.fingerprint,
         "seed": config.seed,
     }
-    critic = config.algorithm.critic_model
-    if critic is None:
+    value = config.algorithm.value_model
+    if value is None:
         return manifest
-    return manifest | {"critic": f"{_shape(critic.path or config.model.path)} with {critic.head.outputs} outputs"}
+    return manifest | {"value_model": f"{_shape(value.path or config.model.path)} with {value.head.outputs} outputs"}
 
 
 def _shape(path: str) -> str:
@@ -171,12 +189,12 @@ def _announce(config: RunConfig, tokenizer: Any, train: ProblemSet, validation: 
 def _start_coordinator(
     config: RunConfig,
     tokenizer: Any,
-    critic: CriticQueries | None,
+    self_critic: SelfCritic | None,
     train: ProblemSet,
     validation: ProblemSet,
     output_dir: str,
     resume_from: str | None,
-) -> ActorHandle:
+) -> CoordinatorLink:
     settings = CoordinatorConfig(
         seed=config.seed,
         steps=config.steps,
@@ -190,11 +208,12 @@ def _start_coordinator(
         replay_url=config.replay_buffer.url or str(Path(output_dir) / "replay"),
         replay_start_from=config.replay_buffer.start_from,
         tokenizer_hash=tokenizer_hash(tokenizer),
-        critic_prompt=critic.prompt if critic is not None else None,
-        context_limit=critic.context_limit if critic is not None else 0,
-        tracking=config.tracking,
+        self_critic_prompt=self_critic.prompt if self_critic is not None else None,
+        context_limit=self_critic.context_limit if self_critic is not None else 0,
+        tracking=replace(config.tracking, run_name=config.tracking.run_name or run_name(config)),
         params=config.composed,
-        tags={
+        tags=description("pipelines.train", sys.argv[1:])
+        | {
             "algorithm": config.algorithm.name,
             "task": config.task.name,
             "git_sha": git_sha(),
@@ -205,16 +224,15 @@ def _start_coordinator(
     cost = DecodingCost.of_config(read_model_config(config.model.path))
     state = checkpoint.read_coordinator_whole(resume_from) if resume_from is not None else None
     remote: Any = ray.remote(Coordinator)
-    return remote.options(num_cpus=cluster.COORDINATOR_CPUS).remote(
-        settings, config.algorithm, train.problems, validation.problems, cost, state
-    )
+    arguments = (settings, config.algorithm, train.problems, validation.problems, cost, state)
+    return CoordinatorLink(remote.options(num_cpus=cluster.COORDINATOR_CPUS).remote(*arguments))
 
 
 def _trainer(
     config: RunConfig,
-    coordinator: ActorHandle,
+    coordinator: CoordinatorLink,
     engines: EnginePool,
-    critic: CriticQueries | None,
+    self_critic: SelfCritic | None,
     output_dir: str,
     manifest: dict[str, Any],
     resume_from: str | None,
@@ -226,7 +244,6 @@ def _trainer(
         model=config.model,
         optimizer=config.optimizer,
         learner=config.learner,
-        evaluation=config.evaluation,
         checkpoint=config.checkpoint,
         coordinator=coordinator,
         engines=engines,
@@ -235,10 +252,12 @@ def _trainer(
         output_dir=output_dir,
         manifest=manifest,
         resume_from=resume_from,
-        reference_path=config.model.path if config.algorithm.needs_reference else None,
+        evaluate_every=config.evaluation.every,
+        evaluate_at_start=config.evaluation.at_start,
+        profiled_step=min(PROFILED_STEP, config.steps) if config.profile else None,
     )
     learner, send_ids = config.learner, config.reward.signature == "trl"
-    rollouts = rollout_dataset(coordinator, engines, config.judge, config.algorithm, sampling, config.blocks, critic, send_ids)
+    rollouts = rollout_dataset(coordinator, engines, config.judge, config.algorithm, sampling, config.blocks, self_critic, send_ids)
     return TorchTrainer(
         cast(Any, run_rank),
         train_loop_config=cast(Any, loop),
@@ -269,4 +288,4 @@ def _summary(config: RunConfig, final: dict[str, Any], output_dir: str, seconds:
 
 
 if __name__ == "__main__":
-    sys.exit(command(sys.argv[1:], __doc__ or "", "config", run))
+    sys.exit(command("pipelines.train", sys.argv[1:], __doc__ or "", "config", run))

@@ -13,8 +13,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin for eac
 import hypothesis
 import pytest
 
-from pipelines.command.entry import resolved
-from pipelines.config.run import ASSETS, RunConfig, build, compose
+from pipelines.config.compose import compose, resolved
+from pipelines.config.run import ASSETS, RunConfig, build
 
 TINY = str(ASSETS / "tiny")
 

@@ -1,10 +1,12 @@
 """What the tests of the trainer share: judged groups, their credit, and a learner on this rank."""
 
+import dataclasses
+
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from algorithms.contract import Algorithm
+from algorithms.base import Algorithm
 from pipelines.trainer.config import ModelConfig, OptimizerConfig
 from pipelines.trainer.learner import Learner
 from tests.conftest import configure
@@ -34,7 +36,7 @@ def make_groups() -> list[dict]:
                 "row_id": i,
                 "n": 4,
                 "purpose": "train",
-                "from_critic": [False] * 4,
+                "self_scored": [False] * 4,
                 "endpoint_value": [None] * 4,
                 "prefix_value": None,
                 "prompt_ids": rng.integers(8, 100, size=rng.integers(3, 12)).tolist(),
@@ -43,26 +45,24 @@ def make_groups() -> list[dict]:
                 "rollout_logprobs": [(-4.6 + 0.3 * rng.standard_normal(len(r))).tolist() for r in responses],
                 "reward": [None, *rewards[1:]] if i == 2 else rewards,
                 "finish_reason": ["stop"] * 4,
-                "response_lengths": [len(response) for response in responses],
+                "truncated": [False] * 4,
             }
         )
     return groups
 
 
 def credited(groups: list[dict], algorithm: Algorithm | None = None) -> list[dict]:
-    from pipelines.rollout.dataset import as_group
+    """The groups with their credit; refills have one that teaches nothing."""
+    from pipelines.rollout.stages import as_group, no_credit
 
-    credits = [(algorithm or configure().algorithm).credit(as_group(group)) for group in groups]
-    return [
-        group
-        | {
-            "advantage": c.advantages.tolist(),
-            "actor_mask": c.actor_mask.tolist(),
-            "critic_mask": [False] * group["n"] if c.critic_mask is None else c.critic_mask.tolist(),
-            "return_std": c.return_std,
-        }
-        for group, c in zip(groups, credits, strict=True)
-    ]
+    algorithm = algorithm or configure().algorithm
+    found = []
+    for group in groups:
+        refill = group["purpose"] == "refill"
+        credit = no_credit(algorithm.credit_type, group["n"], True) if refill else algorithm.credit(as_group(group))
+        values = {field.name: getattr(credit, field.name) for field in dataclasses.fields(credit)}
+        found.append(group | {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in values.items()})
+    return found
 
 
 def make_learner(folder: str, max_tokens: int, optimizer: OptimizerConfig = OPTIMIZER, **fields) -> Learner:

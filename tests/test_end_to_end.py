@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipelines import replay, train
-from pipelines.command.entry import command, resolved
-from pipelines.config.run import compose
+from pipelines.command.entry import command
+from pipelines.config.compose import compose, resolved
 from pipelines.report.__main__ import main as report
 from tests.commands import ONE_ENGINE, SMALL, alone, killed_after, run
 from tests.conftest import TINY
@@ -96,17 +96,17 @@ def test_chunks_audits_and_judged_groups_all_occur(resumed):
     assert {row["purpose"] for row in rows} == {"train", "audit"}
     assert {row["chunk"] for row in rows} == {True, False}
     statuses = {status for row in rows for status in row["reward_status"]}
-    assert statuses == {"ok", "critic"}
+    assert statuses == {"ok", "self_critic"}
     for row in rows:
         for owned, reward, status, value in zip(
-            row["from_critic"], row["reward"], row["reward_status"], row["endpoint_value"], strict=True
+            row["self_scored"], row["reward"], row["reward_status"], row["endpoint_value"], strict=True
         ):
-            assert owned == (status == "critic") == (reward is None)
+            assert owned == (status == "self_critic") == (reward is None)
             assert value is None or owned
         if row["purpose"] == "audit" or not row["chunk"]:
-            assert not any(row["from_critic"])
+            assert not any(row["self_scored"])
     assert any(row["prefix_value"] is not None for row in rows)
-    assert {round(10 * row["critic_target"], 4) for row in rows if row["critic_target"] is not None} <= set(range(11))
+    assert {round(10 * row["self_critic_target"], 4) for row in rows if row["self_critic_target"] is not None} <= set(range(11))
 
 
 def the_run(workspace):
@@ -120,7 +120,7 @@ def test_it_goes_on_in_the_same_mlflow_run(resumed, workspace):
     assert run.info.status == "FINISHED"
     assert run.data.params["algorithm.group_size"] == "4"
     assert {"git_sha", "config_digest", "algorithm", "task", "checkpoint"} <= set(run.data.tags)
-    for metric in ("actor/pg_loss", "critic/vf_loss", "ac2/critic_mae", "timing_s/values"):
+    for metric in ("actor/pg_loss", "ac2/self_critic_loss", "ac2/critic_mae", "timing_s/self_critic"):
         assert {m.step for m in client.get_metric_history(run.info.run_id, metric)} == set(range(1, STEPS + 1))
     assert {m.step for m in client.get_metric_history(run.info.run_id, "val-core/number_walk/acc/mean_at_2")} == {0, 4, 8, STEPS}
     assert any(artifact.path == "sample_rollouts.json" for artifact in client.list_artifacts(run.info.run_id))
@@ -135,7 +135,7 @@ def test_trainer_and_engine_agree_from_the_first_step(resumed, workspace):
 def test_the_last_checkpoint_is_whole_and_opens_as_an_ordinary_model(resumed):
     path = resumed["output"] / "checkpoints" / f"step_{STEPS:06d}"
     manifest = json.loads((path / "manifest.json").read_text())
-    assert (manifest["step"], manifest["updates"]) == (STEPS, 2 * STEPS)
+    assert (manifest["step"], manifest["updates"]) == (STEPS, {"actor": 2 * STEPS, "self_critic": STEPS})
     model = AutoModelForCausalLM.from_pretrained(path / "model")
     tokenizer = AutoTokenizer.from_pretrained(path / "model")
     assert tokenizer.chat_template
@@ -198,17 +198,17 @@ def test_a_cluster_too_small_fails_with_a_table(workspace, capsys):
         f"output_dir={workspace}/none",
         f"tracking.uri=sqlite:///{workspace}/mlflow.db",
     ]
-    assert command(arguments, "", "config", train.run) == 2
+    assert command("pipelines.train", arguments, "", "config", train.run) == 2
     said = capsys.readouterr().err
     assert "too small" in said
     assert "20 engines" in said
 
 
 def test_fine_tuning_lowers_the_loss_and_writes_a_model(workspace):
-    from pipelines.data import worlds as testbed
-    from tests.pipelines.test_data import jsonl
+    from pipelines.data import demonstrations
+    from tests.pipelines.data.test_problems import jsonl
 
-    rows = testbed.stage_rows("noise", seed=1, limit=640)
+    rows = demonstrations.stage_rows("noise", seed=1, limit=640)
     file = jsonl(workspace / "demonstrations.jsonl", rows)
     output = workspace / "sft"
     run(

@@ -87,7 +87,7 @@ def test_judge_engine_and_rank_are_killed_while_mlflow_is_away_and_the_run_ends_
 def send_when_back(output):
     """The one command, tried until the server is up."""
     deadline = time.monotonic() + 120
-    while subprocess.run([sys.executable, "-m", "pipelines.store.tracker", str(output)], capture_output=True).returncode:
+    while subprocess.run([sys.executable, "-m", "pipelines.tracking", str(output)], capture_output=True).returncode:
         assert time.monotonic() < deadline
         time.sleep(2)
 

@@ -81,7 +81,7 @@ def test_a_branch_does_what_the_run_did_from_there(whole, branch):
 def test_the_checkpoint_has_the_critic_and_its_counts(whole):
     path = whole / f"checkpoints/step_{STEPS:06d}"
     manifest = json.loads((path / "manifest.json").read_text())
-    assert (manifest["batches"], manifest["updates"], manifest["critic_updates"]) == (STEPS, STEPS - WARMUP, 4 * STEPS)
+    assert (manifest["batches"], manifest["updates"]) == (STEPS, {"actor": STEPS - WARMUP, "value": 4 * STEPS})
     assert (path / "critic/value_head.safetensors").is_file()
 
 

@@ -5,36 +5,44 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import ray
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
 from pipelines.command.cluster import ClusterError
-from pipelines.command.progress import root_cause
-from pipelines.config.run import ConfigError, compose
+from pipelines.config.compose import compose, resolved
+from pipelines.trainer.failures import root_cause
+
+OPTIONS = """
+  key=value           set a value of the configuration; `--cfg job` prints all of them, conf/ says what each is
+  --cfg job           print the composed configuration and end
+  --multirun          run every combination of swept values (key=a,b), one after the other
+  --config-dir DIR    a folder of your own beside conf/, laid out like it (DIR/algorithm/mine.yaml)
+  --profile           record one step under torch's profiler (same as profile=true)"""
 
 
-def command(arguments: list[str], usage: str, config_name: str, run: Callable[[dict[str, Any]], Any]) -> int:
-    """Compose the configuration and run; returns the exit status (2 for what the user can mend before anything starts)."""
+def command(module: str, arguments: list[str], usage: str, config_name: str, run: Callable[[dict[str, Any]], Any]) -> int:
+    """Compose the configuration and run; returns the exit status (2 for what the user can mend before anything starts).
+
+    `module` is the one that a process of its own would start.
+    """
     if "--help" in arguments or "-h" in arguments:
-        print(
-            usage.strip(),
-            "`--cfg job` prints the composed configuration, `--multirun key=a,b` runs one after the other; see README.md.",
-            sep="\n",
-        )
+        print(usage.strip(), OPTIONS, sep="\n")
         return 0
     already_connected = ray.is_initialized()
     try:
-        if "--cfg" in arguments:
-            at = arguments.index("--cfg")
-            print(OmegaConf.to_yaml(compose(arguments[:at] + arguments[at + 2 :], config_name)), end="")
-            return 0
+        arguments, own_conf = _option(arguments, "--config-dir")
+        arguments, printed = _option(arguments, "--cfg")
+        arguments = ["profile=true" if argument == "--profile" else argument for argument in arguments]
         if arguments[:1] in (["--multirun"], ["-m"]):
-            return multirun(arguments[1:], config_name)
-        run(resolved(compose(arguments, config_name)))
+            return multirun(module, arguments[1:], config_name, own_conf)
+        composed = compose(arguments, config_name, own_conf)
+        if printed is not None:
+            print(OmegaConf.to_yaml(composed), end="")
+            return 0
+        run(resolved(composed))
         return 0
     except Exception as error:
         if os.environ.get("FULL_TRACEBACK"):
@@ -47,17 +55,26 @@ def command(arguments: list[str], usage: str, config_name: str, run: Callable[[d
             ray.shutdown()
 
 
-def multirun(arguments: list[str], config_name: str) -> int:
+def _option(arguments: list[str], name: str) -> tuple[list[str], str | None]:
+    """The arguments without an option, and its value if it is there."""
+    if name not in arguments:
+        return arguments, None
+    at = arguments.index(name)
+    if at + 1 == len(arguments):
+        raise ValueError(f"{name}: give it a value; --help shows how.")
+    return arguments[:at] + arguments[at + 2 :], arguments[at + 1]
+
+
+def multirun(module: str, arguments: list[str], config_name: str, own_conf: str | None) -> int:
     """A process for each combination of swept values, one after the other; all are composed first. The worst exit status."""
     sweeps = combinations(arguments)
     for sweep in sweeps:
-        resolved(compose(sweep, config_name))
-    spec = sys.modules["__main__"].__spec__
-    assert spec is not None, "commands are started as modules"
+        resolved(compose(sweep, config_name, own_conf))
+    options = ["--config-dir", own_conf] if own_conf is not None else []
     statuses = []
     for i, sweep in enumerate(sweeps, start=1):
         print(f"run {i} of {len(sweeps)}: {' '.join(sweep)}", flush=True)
-        statuses.append(subprocess.run([sys.executable, "-m", spec.name, *sweep]).returncode)
+        statuses.append(subprocess.run([sys.executable, "-m", module, *options, *sweep]).returncode)
     failed = [" ".join(sweep) for sweep, status in zip(sweeps, statuses, strict=True) if status]
     if failed:
         print(f"error: {len(failed)} of {len(sweeps)} runs failed: {'; '.join(failed)}", file=sys.stderr)
@@ -74,12 +91,3 @@ def combinations(arguments: list[str]) -> list[list[str]]:
         for override in overrides
     ]
     return [list(chosen) for chosen in itertools.product(*choices)]
-
-
-def resolved(composed: DictConfig) -> dict[str, Any]:
-    """The configuration as plain values; ConfigError names a value that must be given."""
-    try:
-        return cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or "configuration"
-        raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give it as {key}=value") from error

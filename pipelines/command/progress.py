@@ -90,20 +90,3 @@ def table(rows: list[tuple[str, str]]) -> str:
     """Two aligned columns."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
-
-
-def root_cause(error: BaseException) -> str:
-    """The innermost reason of an error that travelled through Ray, in its own words."""
-    seen: set[int] = set()
-    current: BaseException = error
-    while id(current) not in seen:
-        seen.add(id(current))
-        inner = getattr(current, "cause", None) or current.__cause__ or current.__context__
-        failures = getattr(current, "worker_failures", None)
-        if isinstance(failures, dict) and failures:
-            inner = next(iter(failures.values()))
-        if not isinstance(inner, BaseException):
-            break
-        current = inner
-    text = str(current).strip() or type(current).__name__
-    return text if len(text) < 4000 else text[:2000] + " ... " + text[-2000:]

@@ -1,56 +1,29 @@
-"""Composing a run's configuration from `conf/` and checking all of it before anything starts."""
+"""A run's configuration, typed, with every check that needs no data made before anything starts."""
 
 import dataclasses
 import hashlib
+import importlib
 import json
-import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from algorithms import ALGORITHMS
-from algorithms.contract import Algorithm
-from algorithms.critic import MAX_ANSWER_TOKENS, CriticPrompt
-from pipelines.data.problems import DataConfig
-from pipelines.engines.engine import EngineConfig, Sampling
-from pipelines.engines.self_critic import CriticQueries
+from algorithms.base import Algorithm
+from algorithms.self_critic import MAX_ANSWER_TOKENS, SelfCriticPrompt
+from pipelines.config.make import ConfigError, check_type, make
+from pipelines.data.problems import TaskConfig
+from pipelines.engines.config import EngineConfig, Sampling
+from pipelines.engines.self_critic import SelfCritic
 from pipelines.rollout.scores import EvaluationConfig
+from pipelines.store.checkpoint import CheckpointConfig
 from pipelines.store.replay_buffer import ReplayBufferConfig
-from pipelines.store.tracker import TrackingConfig, flatten
-from pipelines.trainer.config import CheckpointConfig, LearnerConfig, ModelConfig, OptimizerConfig, read_model_config
-from pipelines.trainer.value_folder import check_critic
+from pipelines.store.tracker import TrackingConfig
+from pipelines.trainer.config import LearnerConfig, ModelConfig, OptimizerConfig, read_model_config
+from pipelines.trainer.value_folder import check_value_model
 from serve.judge import JudgeConfig
 from serve.reward_function import RewardConfig
 
-CONF = Path(__file__).parents[2] / "conf"
 ASSETS = Path(__file__).parents[1] / "assets"
-GROUPS = ("algorithm", "task", "model", "cluster", "experiment")
-
-T = TypeVar("T")
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be run; the message says which key and what to do."""
-
-
-@dataclass(frozen=True)
-class TaskConfig:
-    """Problems to train and validate on, and the budgets of a prompt and a response in tokens."""
-
-    name: str
-    train: DataConfig
-    validation: DataConfig
-    max_prompt_tokens: int
-    max_new_tokens: int
-    reward_range: tuple[float, float] | None  # null: not known
-    complete_answer: str | None  # pattern of one in a response's text: a chunk that holds it is the judge's, not the critic's
 
 
 @dataclass(frozen=True)
@@ -89,6 +62,7 @@ class RunConfig:
     max_missing_reward: float
     logprob_diff_alarm: float
     keep_rollouts: int | None
+    profile: bool
     composed: dict[str, Any]
 
     @property
@@ -96,63 +70,12 @@ class RunConfig:
         """The longest prompt with its response."""
         return self.task.max_prompt_tokens + self.algorithm.max_new_tokens
 
-    def critic_context(self, prompt: CriticPrompt) -> int:
-        """The longest question to the critic with its answer: prompt, response, instruction and a reference as long as a response;
-        less where the model's context or a micro-batch of the trainer holds less."""
+    def self_critic_context(self, prompt: SelfCriticPrompt) -> int:
+        """The longest question to the self-critic with its answer: prompt, response, instruction, and a reference as long
+        as a response; less where the model's context or a micro-batch of the trainer holds less."""
         wanted = self.max_model_len + prompt.longest_instruction + self.algorithm.max_new_tokens + MAX_ANSWER_TOKENS
         context = read_model_config(self.model.path).get("max_position_embeddings") or wanted
         return min(wanted, context, self.learner.max_tokens_per_microbatch)
-
-
-def compose(overrides: list[str], config_name: str = "config") -> DictConfig:
-    """Compose `conf/` with command-line overrides; ConfigError names near matches of a mistyped key or choice."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        _check_choices(overrides)
-        choices = [override for override in overrides if override.partition("=")[0].lstrip("+~") in GROUPS]
-        try:
-            known = hydra_compose(config_name, choices)
-            values = [override for override in overrides if override not in choices]
-            _check_keys(values, known)
-            return hydra_compose(config_name, overrides) if values else known
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(str(error).splitlines()[0]) from error
-
-
-def _check_choices(overrides: list[str]) -> None:
-    for override in overrides:
-        group, equals, choice = override.partition("=")
-        if group not in GROUPS or not equals:
-            continue
-        known = sorted(file.stem for file in (CONF / group).glob("*.yaml"))
-        if choice not in (*known, "null"):
-            near = get_close_matches(choice, known, n=3, cutoff=0.4) or known
-            raise ConfigError(f"{group}={choice}: there is no such file in conf/{group}; did you mean {', '.join(near)}?")
-
-
-def _check_keys(overrides: list[str], known: DictConfig) -> None:
-    container = cast(dict[str, Any], OmegaConf.to_container(known, resolve=False))
-    keys = set(flatten(container)) | set(GROUPS)
-    inner = {".".join(key.split(".")[:i]) for key in keys for i in range(1, key.count(".") + 1)}
-    for override in overrides:
-        key, equals, _ = override.lstrip("+").partition("=")
-        if not equals:
-            raise ConfigError(f"{override}: arguments are key=value; `--cfg job` prints all keys.")
-        if key.startswith("~") or key in keys | inner or any(key.startswith(f"{open_key}.") for open_key in _open(container)):
-            continue
-        near = get_close_matches(key, sorted(keys), n=3, cutoff=0.6)
-        near = near or [k for k in sorted(keys) if k.rpartition(".")[2] == key.rpartition(".")[2]][:3]
-        raise ConfigError(
-            f"{key}: no such key; " + (f"did you mean {', '.join(near)}?" if near else "`--cfg job` prints all keys.")
-        )
-
-
-def _open(container: dict[str, Any], prefix: str = "") -> list[str]:
-    """Keys that hold a mapping of the user's own making (written as `{}`)."""
-    found = []
-    for name, value in container.items():
-        if isinstance(value, dict):
-            found += [f"{prefix}{name}"] if not value else _open(value, f"{prefix}{name}.")
-    return found
 
 
 def resolve_model(model: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +86,7 @@ def resolve_model(model: dict[str, Any]) -> dict[str, Any]:
 
     return model | {
         "path": absolute(model["path"], "{}"),
-        "critic_prompt": absolute(model["critic_prompt"], "critic_prompts/{}.yaml"),
+        "self_critic_prompt": absolute(model["self_critic_prompt"], "self_critic_prompts/{}.yaml"),
     }
 
 
@@ -177,26 +100,30 @@ def resolve_tracking(tracking: dict[str, Any]) -> dict[str, Any]:
     return tracking | {"uri": uri, "artifacts": artifacts}
 
 
+def algorithm_class(path: str) -> type[Algorithm]:
+    """The class that `algorithm.implementation` names as `module.Class`; ConfigError if there is none."""
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"algorithm.implementation={path}: cannot be imported ({error}); give it as module.Class.") from error
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise ConfigError(f"algorithm.implementation={path}: not a subclass of algorithms.base.Algorithm.")
+    return found
+
+
 def build(tree: dict[str, Any]) -> RunConfig:
     """Typed configuration with every check that needs no data; ConfigError or ValueError in one sentence."""
-    algorithm_tree = dict(tree["algorithm"])
-    name = algorithm_tree.pop("name")
-    if name not in ALGORITHMS:
-        raise ConfigError(f"algorithm.name={name}: use one of {', '.join(ALGORITHMS)}.")
-    if (critic := algorithm_tree.get("critic", {})).get("path") is not None:
-        algorithm_tree["critic"] = critic | {"path": str(Path(critic["path"]).resolve())}
-    task, cluster = tree["task"], tree["cluster"]
+    algorithm = dict(tree["algorithm"])
+    implementation = algorithm_class(algorithm.pop("implementation"))
+    if (critic := algorithm.get("critic", {})).get("path") is not None:
+        algorithm["critic"] = critic | {"path": str(Path(critic["path"]).resolve())}
+    cluster = tree["cluster"]
+    task = {name: tree["task"].get(name) for name in (field.name for field in dataclasses.fields(TaskConfig))}
+    whole = ("seed", "steps", "output_dir", "resume", "branch_from", "max_missing_reward", "logprob_diff_alarm", "keep_rollouts")
     config = RunConfig(
-        algorithm=make(ALGORITHMS[name], algorithm_tree, "algorithm"),
-        task=TaskConfig(
-            name=task["name"],
-            train=make(DataConfig, task["train"], "task.train"),
-            validation=make(DataConfig, task["validation"], "task.validation"),
-            max_prompt_tokens=task["max_prompt_tokens"],
-            max_new_tokens=task["max_new_tokens"],
-            reward_range=tuple(task["reward_range"]) if task["reward_range"] is not None else None,
-            complete_answer=task["complete_answer"],
-        ),
+        algorithm=make(implementation, algorithm, "algorithm"),
+        task=make(TaskConfig, task, "task"),
         model=make(ModelConfig, resolve_model(tree["model"]), "model"),
         ray=make(RayConfig, cluster["ray"], "cluster.ray"),
         engines=make(EngineConfig, cluster["engines"], "cluster.engines"),
@@ -211,89 +138,34 @@ def build(tree: dict[str, Any]) -> RunConfig:
         tracking=make(TrackingConfig, resolve_tracking(tree["tracking"]), "tracking"),
         replay_buffer=make(ReplayBufferConfig, tree["replay_buffer"], "replay_buffer"),
         composed=tree,
-        **{
-            key: tree[key]
-            for key in (
-                "seed",
-                "steps",
-                "output_dir",
-                "resume",
-                "branch_from",
-                "max_missing_reward",
-                "logprob_diff_alarm",
-                "keep_rollouts",
-            )
-        },
+        **{key: tree[key] for key in (*whole, "profile")},
     )
     _check(config)
     return config
 
 
-def critic_queries(config: RunConfig) -> CriticQueries | None:
-    """What engines need to ask the critic, for algorithms that have one in the model itself."""
-    if config.algorithm.critic_optimizer is None:
-        return None
-    from pipelines.engines.self_critic_prompt import load_critic_prompt
-
-    prompt = load_critic_prompt(config.model.critic_prompt, config.model.path)
-    return CriticQueries(prompt, config.algorithm.max_new_tokens, config.critic_context(prompt), config.task.complete_answer)
+def self_critic_of(config: RunConfig) -> SelfCritic | None:
+    """What engines need to ask the model for values, for algorithms that do."""
+    return self_critic(config) if config.algorithm.self_critic_asked else None
 
 
-def make(kind: type[T], values: dict[str, Any], where: str) -> T:
-    """A dataclass from a mapping; ConfigError names what is missing, unknown or of another type."""
-    fields = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
-    hints = get_type_hints(kind)
-    if unknown := sorted(set(values) - set(fields)):
-        near = get_close_matches(unknown[0], fields, n=3, cutoff=0.5)
-        raise ConfigError(f"{where}.{unknown[0]}: no such key" + (f"; did you mean {', '.join(near)}?" if near else "."))
-    required = {n for n, f in fields.items() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
-    if missing := sorted(required - set(values)):
-        raise ConfigError(f"{where}.{missing[0]}: no value given.")
-    values = {
-        name: make(inner, value, f"{where}.{name}") if isinstance(value, dict) and (inner := _nested(hints[name])) else value
-        for name, value in values.items()
-    }
-    for name, value in values.items():
-        _check_type(f"{where}.{name}", value, str(fields[name].type))
-    return kind(
-        **{name: tuple(value) if isinstance(value, list) and _is_tuple(hints[name]) else value for name, value in values.items()}
-    )
+def self_critic(config: RunConfig) -> SelfCritic:
+    """What engines need to ask this run's model for values."""
+    from pipelines.engines.self_critic_prompt import load_self_critic_prompt
 
-
-def _is_tuple(hint: Any) -> bool:
-    return any(get_origin(one) is tuple for one in (hint, *get_args(hint)))
-
-
-def _nested(hint: Any) -> Any:
-    """The dataclass among the alternatives of a type, if there is one."""
-    return next((one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one)), None)
-
-
-_SCALARS = {"int": int, "float": (int, float), "str": str, "bool": bool}
-
-
-def _check_type(where: str, value: Any, declared: str) -> None:
-    declared = re.sub(r"<class '(\w+)'>", r"\1", declared)
-    if value is None and "None" in declared:
-        return
-    parts = [part for part in declared.replace(" ", "").split("|") if part != "None"]
-    if not all(part in _SCALARS for part in parts):
-        return
-    kinds = [_SCALARS[part] for part in parts]
-    plain = tuple(k for kind in kinds for k in (kind if isinstance(kind, tuple) else (kind,)))
-    if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
-        raise ConfigError(f"{where}={value}: expected {declared}.")
+    prompt = load_self_critic_prompt(config.model.self_critic_prompt, config.model.path)
+    return SelfCritic(prompt, config.self_critic_context(prompt), config.task.complete_answer)
 
 
 def _check(config: RunConfig) -> None:
     for field in dataclasses.fields(RunConfig):
-        _check_type(field.name, getattr(config, field.name), str(field.type))
+        check_type(field.name, getattr(config, field.name), str(field.type))
     config.sampling.check_for_training()
     if config.algorithm.replay is None and (config.replay_buffer.url or config.replay_buffer.start_from):
         raise ConfigError("replay_buffer has no effect on an algorithm that replays nothing; use algorithm=prefix_grpo.")
     model = read_model_config(config.model.path)
-    if (critic := config.algorithm.critic_model) is not None and critic.path is not None:
-        check_critic(critic.path, critic.head.outputs, config.model.path)
+    if (critic := config.algorithm.value_model) is not None and critic.path is not None:
+        check_value_model(critic.path, critic.head.outputs, config.model.path)
     context = model.get("max_position_embeddings")
     if context is not None and config.max_model_len > context:
         raise ConfigError(

@@ -1,29 +1,22 @@
 """Datasets of problems: read whole, checked whole and rendered before anything starts."""
 
-import csv
 import hashlib
-import io
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-import fsspec
-import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from algorithms.types import Problem
-from pipelines.data import worlds as testbed
+from pipelines.data import worlds
+from pipelines.data.files import DataError, read_rows
 from pipelines.data.prompts import render_prompt
 from pipelines.data.row_formats import RowFormat
 
 EXAMPLES_SEED = 2**31 - 1  # of the solved examples of a reasoning-gym dataset, apart from the seeds of problems
-
-
-class DataError(ValueError):
-    """A dataset that cannot be used; the message names file, row and column."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +38,19 @@ class DataConfig:
     def __post_init__(self) -> None:
         if sum(source is not None for source in (self.files, self.hub, self.world, self.reasoning_gym)) != 1:
             raise DataError("a dataset needs exactly one of files=[...], hub=..., world=... and reasoning_gym=...")
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Problems to train and validate on, and the budgets of a prompt and a response in tokens."""
+
+    name: str
+    train: DataConfig
+    validation: DataConfig
+    max_prompt_tokens: int
+    max_new_tokens: int
+    reward_range: tuple[float, float] | None
+    complete_answer: str | None
 
 
 @dataclass(frozen=True)
@@ -81,54 +87,11 @@ def load_problems(
     return ProblemSet(problems, dropped, digest.hexdigest()[:16])
 
 
-def read_rows(file: str) -> list[dict[str, Any]]:
-    """All rows of a Parquet, JSONL or CSV file at a path or fsspec URL; DataError if it is missing, empty or malformed."""
-    suffix = PurePosixPath(file.partition("?")[0]).suffix
-    if suffix not in READERS:
-        raise DataError(f"{file}: only {', '.join(READERS)} files are read.")
-    try:
-        with fsspec.open(file, "rb") as stream:
-            rows = READERS[suffix](file, stream)
-    except DataError:
-        raise
-    except FileNotFoundError:
-        raise DataError(f"{file}: no such file.") from None
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{file}: not a readable {suffix} file ({reason}).") from error
-    if not rows:
-        raise DataError(f"{file}: the file has no rows.")
-    return rows
-
-
-def _read_jsonl(file: str, stream: Any) -> list[dict[str, Any]]:
-    rows = []
-    for number, line in enumerate(stream):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{file}, row {number}: not valid JSON ({error}).") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{file}, row {number}: expected an object, found {type(row).__name__}.")
-        rows.append(row)
-    return rows
-
-
-READERS: dict[str, Callable[[str, Any], list[dict[str, Any]]]] = {
-    ".parquet": lambda _, stream: pq.read_table(stream).to_pylist(),
-    ".jsonl": _read_jsonl,
-    ".json": _read_jsonl,
-    ".csv": lambda _, stream: list(csv.DictReader(io.TextIOWrapper(stream, encoding="utf-8", newline=""))),
-}
-
-
 def _rows(config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:
     if config.world is not None:
-        if config.world not in testbed.WORLDS:
-            raise DataError(f"world={config.world}: the embedded worlds are {', '.join(testbed.WORLDS)}.")
-        rows = testbed.problem_rows(config.world, config.split, config.count or 1024)
+        if config.world not in worlds.WORLDS:
+            raise DataError(f"world={config.world}: the embedded worlds are {', '.join(worlds.WORLDS)}.")
+        rows = worlds.problem_rows(config.world, config.split, config.count or 1024)
         yield from ((f"world {config.world}, row {i}", row) for i, row in enumerate(rows))
     elif config.reasoning_gym is not None:
         yield from _reasoning_gym_rows(config.reasoning_gym, config)
@@ -202,13 +165,16 @@ def _problem(where: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase
     if not isinstance(extra, dict):
         raise DataError(f"{where}, column 'extra_info': expected an object, found {type(extra).__name__}.")
     truth = reward_model["ground_truth"]
+    solution = row.get("reference_solution")
+    if solution is not None and not isinstance(solution, str):
+        raise DataError(f"{where}, column 'reference_solution': expected text, found {type(solution).__name__}.")
     return Problem(
         problem_id=str(_column(where, row, "problem_id", (str, int))),
         data_source=source,
         prompt_ids=render_prompt(tokenizer, prompt),
         ground_truth=truth if isinstance(truth, str) else json.dumps(truth),
         extra_info=json.dumps(extra | {"prompt": prompt} if keep_prompt else extra, default=str),
-        reference_solution=row.get("reference_solution"),
+        solution_ids=None if solution is None else tokenizer(solution, add_special_tokens=False)["input_ids"],
     )
 
 

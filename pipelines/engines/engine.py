@@ -14,72 +14,25 @@ from typing import Any
 import numpy as np
 import ray
 
-from algorithms.critic import MAX_ANSWER_TOKENS, parse_value
-from pipelines.engines.self_critic import CriticQueries
+from algorithms.self_critic import MAX_ANSWER_TOKENS, parse_value
+from pipelines.engines.config import EngineConfig, Sampling
+from pipelines.engines.self_critic import SelfCritic
 
 SEED_RANGE = 2**31
-CURRENT, RESTARTS = "current.json", "engine_restarts"  # in the folder of weights: which of them engines should have; who came back
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How many engines there are and what each of them gets."""
-
-    count: int
-    tensor_parallel_size: int
-    num_cpus: float
-    num_gpus: float
-    threads: int  # OpenMP threads of one engine on CPUs
-    kv_cache_gib: float  # KV cache of one engine on CPUs
-    gpu_memory_utilization: float
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int | None
-    enforce_eager: bool
-    start_timeout_s: float
-    request_timeout_s: float  # of one block's generation; an engine that takes longer is taken for hung
-    sync_timeout_s: float
-    max_restarts: int  # of one engine that died or hung, in a run
-    weight_sync: str  # checkpoint | nccl
-
-    def __post_init__(self) -> None:
-        if self.weight_sync not in ("checkpoint", "nccl"):
-            raise ValueError(f"cluster.engines.weight_sync={self.weight_sync}: use checkpoint or nccl.")
-        if self.weight_sync == "nccl" and not self.num_gpus:
-            raise ValueError("cluster.engines.weight_sync=nccl needs engines on GPUs; use checkpoint.")
-        if self.weight_sync == "nccl" and self.max_restarts:
-            raise ValueError(
-                "cluster.engines.weight_sync=nccl: an engine that starts again cannot join the group of the others; set "
-                "cluster.engines.max_restarts=0 (the run then goes on from its last checkpoint) or use checkpoint."
-            )
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn. Training refuses top-p and top-k: the trainer could not reproduce their probabilities."""
-
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = -1
-
-    def check_for_training(self) -> None:
-        """ValueError if log-probabilities of samples would not be those of the policy at its temperature."""
-        if self.top_p != 1.0 or self.top_k not in (-1, 0) or self.temperature <= 0:
-            raise ValueError(
-                f"sampling(temperature={self.temperature}, top_p={self.top_p}, top_k={self.top_k}): training samples the whole "
-                "distribution; use temperature > 0, top_p=1 and top_k=-1 (evaluation may differ)."
-            )
+WORKER_EXTENSION = "pipelines.weights.worker.WeightLoader"  # vLLM imports it by name in its own processes
+CURRENT, RESTARTS = "current.json", "engine_restarts"  # files in the folder of weights: the current ones, and a line per restart
 
 
 @dataclass(frozen=True)
 class Question:
-    """One that was put to the critic; `answer` is None where it was not, or was too long to be."""
+    """One that was put to the self-critic; `answer` is None where it was not, or was too long to be."""
 
     answer: Future[Any] | None
     reference_left_out: bool
 
 
 NOT_ASKED = Question(None, False)
+QUESTION = "question-"  # begins the names of requests that are the self-critic's
 
 
 class Engine:
@@ -107,7 +60,7 @@ class Engine:
             "disable_log_stats": True,
             "generation_config": "vllm",
             "seed": seed,
-            "worker_extension_cls": "pipelines.weights.worker.WeightLoader",
+            "worker_extension_cls": WORKER_EXTENSION,
         }
         if config.weight_sync == "nccl":
             arguments["weight_transfer_config"] = {"backend": "nccl"}
@@ -126,8 +79,8 @@ class Engine:
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue()
         self._waiting: dict[str, Future[Any]] = {}
         self._ids = itertools.count()
-        self._load = {False: 0, True: 0}  # sequences in work, by whether they are the critic's
-        self._critic_seconds = 0.0
+        self._load = {False: 0, True: 0}  # sequences in work, by whether they are the self-critic's
+        self._question_seconds = 0.0
         self._failure: BaseException | None = None
         threading.Thread(target=self._run, daemon=True, name="engine").start()
         if weights_dir is not None and _started_again():
@@ -138,37 +91,38 @@ class Engine:
     # -- what callers use --------------------------------------------------------------------------------------------
 
     def generate(
-        self, requests: list[dict[str, Any]], sampling: Sampling, critic: CriticQueries | None = None
+        self, requests: list[dict[str, Any]], sampling: Sampling, self_critic: SelfCritic | None = None
     ) -> list[dict[str, Any]]:
         """Continue each request (`prompt_ids`, `prefix_ids`, `n`, `max_new_tokens`, `seed`) `n` times; blocks until all are done.
 
-        With `critic`, the states of requests that `ask_critic` and the ends of those that are a `chunk` are scored in the same
-        batches of the engine, an end as soon as its group is there. Returns per request `response_ids`, `response_text`,
-        `rollout_logprobs`, `finish_reason`, `from_critic`, `endpoint_value` (lists of n), `prefix_value`, `reference_left_out` and
-        `policy_version`.
+        With `self_critic`, the states of requests that `ask_value` and the ends of those that are a `chunk` are scored in the same
+        batches of the engine, an end as soon as its group is there. Returns per request the columns of the schema's generate
+        stage and `policy_version`.
         """
         groups = {self._request(request, sampling): i for i, request in enumerate(requests)}
-        states = [self._ask(critic, request, []) if critic and request["ask_critic"] else NOT_ASKED for request in requests]
+        states = [
+            self._ask(self_critic, request, []) if self_critic and request["ask_value"] else NOT_ASKED for request in requests
+        ]
         completions: list[dict[str, Any]] = [{}] * len(requests)
         ends: list[list[Question]] = [[]] * len(requests)
         for future in as_completed(groups):
             i = groups[future]
             completions[i] = self._completion(requests[i], future.result())
-            ends[i] = self._ask_ends(critic, requests[i], completions[i])
+            ends[i] = self._ask_ends(self_critic, requests[i], completions[i])
         for completion, state, questions in zip(completions, states, ends, strict=True):
             completion["prefix_value"] = self._value(state)
             completion["endpoint_value"] = [self._value(question) for question in questions]
             completion["reference_left_out"] = any(question.reference_left_out for question in (state, *questions))
         return completions
 
-    def values(self, states: list[dict[str, Any]], critic: CriticQueries) -> list[float | None]:
-        """The critic's value of each state (`prompt_ids`, `prefix_ids`, `reference_ids`); None where it answered with none."""
-        questions = [self._ask(critic, state, []) for state in states]
+    def values(self, states: list[dict[str, Any]], self_critic: SelfCritic) -> list[float | None]:
+        """The self-critic's value of each state (`prompt_ids`, `prefix_ids`, `reference_ids`); None where it answered with none."""
+        questions = [self._ask(self_critic, state, []) for state in states]
         return [self._value(question) for question in questions]
 
-    def critic_seconds(self) -> float:
-        """Time spent on the critic's questions so far: of every engine step the share that they have in its batch."""
-        return self._critic_seconds
+    def self_critic_seconds(self) -> float:
+        """Time spent on the self-critic's questions so far: of every engine step the share that they have in its batch."""
+        return self._question_seconds
 
     def load_weights(self, path: str, version: int, checksum: str) -> dict[str, Any]:
         """Load a folder of safetensors, forget all cached prefixes and take the version; confirms the checksum or raises.
@@ -241,20 +195,20 @@ class Engine:
             flat_logprobs=True,
         )
 
-    def _ask(self, critic: CriticQueries, request: dict[str, Any], response: list[int]) -> Question:
+    def _ask(self, self_critic: SelfCritic, request: dict[str, Any], response: list[int]) -> Question:
         """Submit the question for the value of a state."""
-        context, left_out = critic.context(request, response)
+        context, left_out = self_critic.context(request, response)
         if context is None:
             return Question(None, left_out)
         return Question(self._submit(context, is_question=True, max_tokens=MAX_ANSWER_TOKENS, temperature=0.0), left_out)
 
-    def _ask_ends(self, critic: CriticQueries | None, request: dict[str, Any], completion: dict[str, Any]) -> list[Question]:
-        """Find the endpoints that are the critic's, and submit the questions for them."""
-        ends = zip(completion["response_ids"], completion["response_text"], completion["finish_reason"], strict=True)
-        completion["from_critic"] = [critic is not None and critic.scores(request, *end) for end in ends]
+    def _ask_ends(self, self_critic: SelfCritic | None, request: dict[str, Any], completion: dict[str, Any]) -> list[Question]:
+        """Find the endpoints that are the self-critic's, and submit the questions for them."""
+        ends = zip(completion["response_text"], completion["finish_reason"], strict=True)
+        completion["self_scored"] = [self_critic is not None and self_critic.scores(request, *end) for end in ends]
         return [
-            self._ask(critic, request, ids) if critic and own else NOT_ASKED
-            for ids, own in zip(completion["response_ids"], completion["from_critic"], strict=True)
+            self._ask(self_critic, request, ids) if self_critic and own else NOT_ASKED
+            for ids, own in zip(completion["response_ids"], completion["self_scored"], strict=True)
         ]
 
     def _value(self, question: Question) -> float | None:
@@ -271,7 +225,7 @@ class Engine:
         params = SamplingParams(
             detokenize=False, stop_token_ids=self._stop_ids, output_kind=RequestOutputKind.FINAL_ONLY, **sampling
         )
-        name, future = f"{'critic-' if is_question else ''}{next(self._ids)}", Future[Any]()
+        name, future = f"{QUESTION if is_question else ''}{next(self._ids)}", Future[Any]()
 
         def add() -> None:
             self._llm.add_request(name, TokensPrompt(prompt_token_ids=ids), params)
@@ -282,7 +236,7 @@ class Engine:
         return future
 
     def _finished(self, output: Any) -> None:
-        self._load[output.request_id.startswith("critic-")] -= len(output.outputs)
+        self._load[output.request_id.startswith(QUESTION)] -= len(output.outputs)
         self._waiting.pop(output.request_id).set_result(output)
 
     def _run(self) -> None:
@@ -294,7 +248,7 @@ class Engine:
                 for output in self._llm.step():
                     if output.finished and output.request_id in self._waiting:
                         self._finished(output)
-                self._critic_seconds += share * (time.perf_counter() - began)
+                self._question_seconds += share * (time.perf_counter() - began)
         except BaseException as error:  # nobody may wait for a dead thread
             self._failure = error
             for future in self._waiting.values():
@@ -323,6 +277,8 @@ class Engine:
             ),
             "rollout_logprobs": [np.asarray(one.logprobs.logprobs, np.float32) for one in completions],
             "finish_reason": [one.finish_reason for one in completions],
+            # Decided here and nowhere else: cut off where the response budget ends, and not where a chunk does.
+            "truncated": [one.finish_reason == "length" and not request["chunk"] for one in completions],
             "policy_version": self._version,
         }
 
@@ -337,19 +293,3 @@ def restarts(weights_dir: str) -> int:
     """How often engines of a run have been started again."""
     file = Path(weights_dir) / RESTARTS
     return len(file.read_text().splitlines()) if file.is_file() else 0
-
-
-def environment(config: EngineConfig) -> dict[str, str]:
-    """Environment of an engine actor: in-process and thread-bound on CPUs, where spinning processes starve each other."""
-    shared = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    if config.num_gpus:
-        return shared
-    if config.enforce_eager:
-        # Of the little that vLLM compiles even so, the first sample waits: 20 seconds for a C++ compiler, 4 where it did so before.
-        shared["TORCH_COMPILE_DISABLE"] = "1"
-    return shared | {
-        "OMP_NUM_THREADS": str(config.threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
-    }

@@ -15,8 +15,9 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
-from pipelines.engines.engine import Engine, EngineConfig, Sampling, environment
-from pipelines.engines.self_critic import CriticQueries
+from pipelines.engines.config import EngineConfig, Sampling, environment
+from pipelines.engines.engine import Engine
+from pipelines.engines.self_critic import SelfCritic
 
 CONCURRENT_BLOCKS = 256
 POLL_S = 0.5
@@ -62,14 +63,16 @@ class EnginePool:
         """Block until every engine answers; EngineError after `start_timeout_s`."""
         self._ask("start", self._ping, range(len(self.actors)), self.config.start_timeout_s)
 
-    def generate(self, rows: list[dict[str, Any]], sampling: Sampling, critic: CriticQueries | None = None) -> list[dict[str, Any]]:
+    def generate(
+        self, rows: list[dict[str, Any]], sampling: Sampling, self_critic: SelfCritic | None = None
+    ) -> list[dict[str, Any]]:
         """Completions of rows, in their order; every engine gets its share of the rows, a group never two engines."""
         shares: dict[int, list[int]] = {}
         for i in range(len(rows)):
             shares.setdefault((rows[0]["row_id"] + i) % len(self.actors), []).append(i)
 
         def call(engine: int) -> Any:
-            return self.actors[engine].generate.remote([rows[i] for i in shares[engine]], sampling, critic)
+            return self.actors[engine].generate.remote([rows[i] for i in shares[engine]], sampling, self_critic)
 
         results = self._ask("generate", call, list(shares), self.config.request_timeout_s)
         completions: list[dict[str, Any]] = [{}] * len(rows)
@@ -83,21 +86,21 @@ class EnginePool:
                 completions[i] = completion
         return completions
 
-    def values(self, states: list[dict[str, Any]], critic: CriticQueries) -> list[float | None]:
-        """The critic's value of each state, in their order."""
+    def values(self, states: list[dict[str, Any]], self_critic: SelfCritic) -> list[float | None]:
+        """The self-critic's value of each state, in their order."""
         count = len(self.actors)
 
         def call(engine: int) -> Any:
-            return self.actors[engine].values.remote(states[engine::count], critic)
+            return self.actors[engine].values.remote(states[engine::count], self_critic)
 
         answers = self._ask("values", call, range(count), self.config.request_timeout_s)
         return [answers[i % count][i // count] for i in range(len(states))]
 
-    def critic_seconds(self) -> float:
-        """Time spent on the critic's questions since the start, by the engine that spent most."""
+    def self_critic_seconds(self) -> float:
+        """Time spent on the self-critic's questions since the start, by the engine that spent most."""
 
         def call(engine: int) -> Any:
-            return self.actors[engine].critic_seconds.options(concurrency_group="control").remote()
+            return self.actors[engine].self_critic_seconds.options(concurrency_group="control").remote()
 
         return max(self._ask("report", call, range(len(self.actors)), self.config.sync_timeout_s).values())
 

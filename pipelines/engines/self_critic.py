@@ -1,33 +1,31 @@
-"""What engines need to ask the critic: the prompt around a state, and which endpoints are the critic's to score."""
+"""What engines need to ask the self-critic: the prompt around a state, and which endpoints are its to score."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from algorithms.critic import MAX_ANSWER_TOKENS, CriticPrompt
+from algorithms.self_critic import MAX_ANSWER_TOKENS, SelfCriticPrompt
 
 
 @dataclass(frozen=True)
-class CriticQueries:
+class SelfCritic:
     """Sent to the engines with every block."""
 
-    prompt: CriticPrompt
-    budget: int  # of a response, prefix included
+    prompt: SelfCriticPrompt
     context_limit: int
     complete_answer: str | None  # pattern of one in a response's text; an endpoint that holds it is the judge's
 
-    def scores(self, request: dict[str, Any], response: Sequence[int], text: str, reason: str) -> bool:
-        """Whether a continuation's end is the critic's: a chunk, cut off before the budget ran out, without a complete answer.
+    def scores(self, request: dict[str, Any], text: str, reason: str) -> bool:
+        """Whether a continuation's end is the self-critic's: cut off at the end of a chunk, without a complete answer.
 
         AC2 Appendix C, Readiness and auditing.
         """
-        exhausted = len(request["prefix_ids"]) + len(response) >= self.budget
         answered = self.complete_answer is not None and re.search(self.complete_answer, text) is not None
-        return bool(request["chunk"]) and reason == "length" and not exhausted and not answered
+        return bool(request["chunk"]) and reason == "length" and not answered
 
     def context(self, request: dict[str, Any], response: Sequence[int]) -> tuple[list[int] | None, bool]:
-        """The critic's prompt at a state and whether the reference had to be left out; no prompt where even that is too long."""
+        """The prompt at a state and whether the reference had to be left out; no prompt where even that is too long."""
         state, reference = [*request["prefix_ids"], *response], request["reference_ids"]
         plain = self.prompt.query(request["prompt_ids"], state, None)
         informed = self.prompt.query(request["prompt_ids"], state, reference) if reference is not None else None

@@ -1,11 +1,11 @@
-"""From a template file and a tokenizer to the critic's prompt: the token ids around a state and of every grid value."""
+"""From a template file and a tokenizer to the self-critic's prompt: the token ids around a state and of every grid value."""
 
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from algorithms.critic import MAX_ANSWER_TOKENS, VALUES, CriticPrompt, format_value
+from algorithms.self_critic import MAX_ANSWER_TOKENS, VALUES, SelfCriticPrompt, format_value
 from pipelines.data.prompts import load_tokenizer, stop_ids
 
 REFERENCE = "{reference}"
@@ -13,8 +13,8 @@ FIELDS = ("close_thinking", "plain", "with_reference", "reply")
 STATE = "\u2402state\u2403"  # stands for the partial response while the chat template is rendered; in no real text
 
 
-def load_critic_prompt(path: str, model_path: str) -> CriticPrompt:
-    """The critic's prompt in a model's own turns; ValueError if the file or the tokenizer cannot make one."""
+def load_self_critic_prompt(path: str, model_path: str) -> SelfCriticPrompt:
+    """The self-critic's prompt in a model's own turns; ValueError if the file or the tokenizer cannot make one."""
     template = _read(path)
     tokenizer = load_tokenizer(model_path)
 
@@ -31,20 +31,20 @@ def load_critic_prompt(path: str, model_path: str) -> CriticPrompt:
             f"model.path={model_path}: its tokenizer writes a value such as 0.1 in {longest - 1} tokens, and the critic has "
             f"{MAX_ANSWER_TOKENS - 1}; use another model."
         )
-    return CriticPrompt(ids(template["close_thinking"]), plain, ids(before), ids(after), answers)
+    return SelfCriticPrompt(ids(template["close_thinking"]), plain, ids(before), ids(after), answers)
 
 
 def _read(path: str) -> dict[str, str]:
     if not Path(path).is_file():
         raise ValueError(
-            f"model.critic_prompt={path}: no such file; builtin:thinking, builtin:instruct and builtin:compact are shipped."
+            f"model.self_critic_prompt={path}: no such file; builtin:thinking, builtin:instruct and builtin:compact are shipped."
         )
     template = yaml.safe_load(Path(path).read_text())
     for name in FIELDS:
         if not isinstance(template, dict) or not isinstance(template.get(name), str):
-            raise ValueError(f"model.critic_prompt={path}: no text {name!r}; it needs {', '.join(FIELDS)}.")
+            raise ValueError(f"model.self_critic_prompt={path}: no text {name!r}; it needs {', '.join(FIELDS)}.")
     if template["with_reference"].count(REFERENCE) != 1:
-        raise ValueError(f"model.critic_prompt={path}: with_reference must hold {REFERENCE} once.")
+        raise ValueError(f"model.self_critic_prompt={path}: with_reference must hold {REFERENCE} once.")
     return template
 
 

@@ -71,8 +71,7 @@ def _compare(options: dict[str, str]) -> None:
 
 
 def _diagnostics(options: dict[str, str]) -> None:
-    from pipelines.replay import read_groups
-    from pipelines.report.diagnostics import diagnose
+    from pipelines.report.diagnostics import diagnose, read_groups
     from pipelines.report.page import Page
 
     folders = [folder for folder in options["groups"].split(",") if folder]

@@ -1,10 +1,12 @@
 """How good a critic is, from groups that were continued to their end: AC2's section 4.4 and Appendix A.4."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from algorithms.ac2_memory import rank_correlation
 from pipelines.report.page import Page, axes_grid
@@ -26,6 +28,14 @@ class Probe:
     def f(self) -> float:
         """The part of the continuations whose value is the critic's."""
         return float(self.probed.mean())
+
+
+def read_groups(paths: Iterable[str]) -> list[dict[str, Any]]:
+    """All groups of folders that this job wrote."""
+    files = [file for path in paths for file in sorted(Path(path).glob("groups-*.parquet"))]
+    if not files:
+        raise ReportError(f"{', '.join(paths)}: no groups there; make them with python -m pipelines.replay.")
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
 def probes(rows: Sequence[dict[str, Any]]) -> tuple[list[Probe], dict[str, int]]:

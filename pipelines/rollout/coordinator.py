@@ -4,29 +4,29 @@ An ordinary class; `pipelines.train` runs it as a Ray actor. Calls arrive one at
 """
 
 import time
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from algorithms.contract import Algorithm
-from algorithms.critic import CriticPrompt
+from algorithms.base import Algorithm
 from algorithms.flops import DecodingCost
+from algorithms.self_critic import SelfCriticPrompt
 from algorithms.types import Problem, PromptRow, Recalled, StoredTrajectory
-from pipelines.engines.engine import Sampling
+from pipelines.engines.config import Sampling
 from pipelines.rollout import schema
+from pipelines.rollout.cursor import PromptCursor
 from pipelines.rollout.metrics import light_rows, observed_groups, rollout_metrics
 from pipelines.rollout.plan import EVAL_ROWS, plan_table
+from pipelines.rollout.record import StepRecord
+from pipelines.rollout.run_buffer import BufferPlace, RunBuffer
 from pipelines.rollout.scores import EvaluationConfig, evaluation_metrics, mean_score
 from pipelines.store import checkpoint
-from pipelines.store.replay_buffer import ReplayBuffer, holds, trajectories
+from pipelines.store.rollouts import write_rollouts
 from pipelines.store.tracker import Tracker, TrackingConfig
 
-MEMORY_STREAM = 1 << 20  # of a step's randomness; its rounds have the numbers below
+MEMORY_STREAM = 1 << 20  # the number of a step's randomness that is the memory's; its rounds have the numbers below
 
 
 @dataclass(frozen=True)
@@ -35,50 +35,21 @@ class CoordinatorConfig:
 
     seed: int
     steps: int
-    logprob_diff_alarm: float  # mean difference between engine and trainer above which a step is said to be off
-    max_missing_reward: float  # fraction of a step's responses without a reward above which the run stops
+    logprob_diff_alarm: float
+    max_missing_reward: float
     evaluation: EvaluationConfig
     eval_max_new_tokens: int
     sampling: Sampling
-    keep_rollouts: int | None  # newest steps whose groups stay on disk; None keeps all
+    keep_rollouts: int | None
     output_dir: str
     replay_url: str
     replay_start_from: str | None
     tokenizer_hash: str
-    critic_prompt: CriticPrompt | None  # of algorithms whose critic is the model itself
-    context_limit: int  # of a critic's prompt with its answer
+    self_critic_prompt: SelfCriticPrompt | None  # of algorithms that ask the model for values
+    context_limit: int  # of a self-critic's prompt with its answer
     tracking: TrackingConfig
     params: dict[str, Any]  # the composed configuration
     tags: dict[str, str]
-
-
-@dataclass
-class StepRecord:
-    """What came back of one step, or of its evaluation: kept apart by step, as ranks may already be planning the next."""
-
-    tables: list[pa.Table] = field(default_factory=list)
-    row_ids: set[int] = field(default_factory=set)
-    spans: dict[str, tuple[float, float]] = field(default_factory=dict)  # by stage: first start, last end
-    kept: int = 0
-    in_order: bool = False  # whether `tables` is the one sorted table
-    observed: dict[str, float] | None = None  # what the algorithm said of the groups, once it has seen them
-    recalled: Recalled | None = None
-    epoch: float = 0.0  # after its last draw of problems
-
-    def take(self, table: pa.Table) -> None:
-        """Add a block's groups, each once."""
-        new = [i for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in self.row_ids]
-        table = table.take(pa.array(new, pa.int64()))
-        self.tables.append(table)
-        self.in_order = False
-        self.row_ids.update(table["row_id"].to_pylist())
-        self.kept += sum(table["keep"].to_pylist())
-
-    def table(self) -> pa.Table:
-        """All groups in their order; sorted once, as an algorithm's memory and the step's end both ask for it."""
-        if len(self.tables) > 1 or not self.in_order:
-            self.tables, self.in_order = [pa.concat_tables(self.tables).sort_by("row_id").combine_chunks()], True
-        return self.tables[0]
 
 
 class Coordinator:
@@ -103,31 +74,25 @@ class Coordinator:
 
     def _restore(self, state: dict[str, Any] | None) -> None:
         """Begin as a checkpoint's state says, or as a new run does."""
-        state = state or {"step": 0, "epoch": 0, "cursor": 0, "evaluations": {}, "replay": None, "totals": {}}
-        self.step, self._epoch, self._cursor = state["step"], state["epoch"], state["cursor"]
-        self._totals = {"decode/flops": 0.0, "decode/tokens": 0.0, "training/problems": 0.0} | state["totals"]
+        state = state or {"step": 0, "cursor": None, "evaluations": {}, "replay": None, "totals": {}}
+        config = self._config
+        self.step = state["step"]
+        self._cursor = PromptCursor(self._problems, config.seed, state["cursor"])
+        self._totals = {"decode/flops_total": 0.0, "decode/tokens_total": 0.0} | state["totals"]
         self._evaluations: dict[int, float] = {int(step): score for step, score in state["evaluations"].items()}
-        self._order = self._permutation()
         self.round, self._planned = 0, 0
         self.rng = np.random.default_rng()
         self._rows: pa.Table = schema.STAGES["plan"].empty_table()
         self._training: dict[int, StepRecord] = {}
         self._evaluation: dict[int, StepRecord] = {}
         self._last: dict[str, float] = {}
-        self._replay = self._open_replay(state["replay"], state.get("replay_url"))
-        self.memory = self._algorithm.new_memory(self._config.critic_prompt, self._config.context_limit)
+        self._replay: RunBuffer | None = None
+        if (replay := self._algorithm.replay) is not None:
+            place = BufferPlace(config.replay_url, config.replay_start_from, config.tokenizer_hash, config.output_dir)
+            self._replay = RunBuffer(replay, place, state["replay"], state.get("replay_url"))
+        self.memory = self._algorithm.new_memory(config.self_critic_prompt, config.context_limit)
         if self.memory is not None and (found := state.get("memory")) is not None:
             self.memory.restore(found["values"], found["arrays"])
-
-    def _open_replay(self, view: dict[str, Any] | None, url: str | None) -> ReplayBuffer | None:
-        replay, config = self._algorithm.replay, self._config
-        if replay is None:
-            return None
-        if view is None and config.replay_start_from is not None:
-            return ReplayBuffer.copy_of(config.replay_start_from, config.replay_url, replay.capacity, config.tokenizer_hash)
-        if view is not None and url is not None and not holds(config.replay_url, view):  # a branch of another run
-            return ReplayBuffer.copy_of(url, config.replay_url, replay.capacity, config.tokenizer_hash, view)
-        return ReplayBuffer(config.replay_url, replay.capacity, config.tokenizer_hash, view)
 
     def rewind(self, path: str | None) -> None:
         """Go back to a checkpoint, or to the beginning, where the trainer starts; its first start finds everything there."""
@@ -152,8 +117,8 @@ class Coordinator:
         self.step, self.round = step, round_number
         self.rng = np.random.default_rng([self._config.seed, step, round_number])
         record = self._training.setdefault(step, StepRecord())
-        rows = self._algorithm.plan(self) if round_number < self._algorithm.max_rounds else []
-        record.epoch = self._epoch + self._cursor / len(self._problems)
+        rows = self._algorithm.plan(self)
+        record.epochs = self._cursor.epochs
         self._planned = len(rows)
         self._rows = plan_table(rows, step, len(record.row_ids), policy_version, self._config.seed)
         return self._planned
@@ -177,16 +142,8 @@ class Coordinator:
         return self._training[self.step].kept
 
     def fresh_problems(self, count: int) -> list[Problem]:
-        """The next problems of the shuffled dataset; a new epoch is shuffled anew, by seed and epoch."""
-        taken = []
-        for _ in range(count):
-            if self._cursor == len(self._order):
-                self._epoch, self._cursor = self._epoch + 1, 0
-                self._order = self._permutation()
-            taken.append(self._problems[self._order[self._cursor]])
-            self._cursor += 1
-        self._totals["training/problems"] += count
-        return taken
+        """The next problems of the shuffled dataset."""
+        return self._cursor.take(count)
 
     def problem(self, problem_id: str) -> Problem:
         """A problem of the dataset by its id."""
@@ -194,12 +151,12 @@ class Coordinator:
 
     def trajectories(self) -> list[StoredTrajectory]:
         """What the replay buffer holds of problems that are in this run's dataset, oldest first."""
-        return [t for t in self._replay.trajectories() if t.problem_id in self._by_id] if self._replay is not None else []
+        return self._replay.trajectories(self._by_id) if self._replay is not None else []
 
     def prefix(self, trajectory: StoredTrajectory, cut: int) -> list[int]:
         """The first `cut` response tokens of a stored trajectory."""
         assert self._replay is not None
-        return self._replay.prefix(trajectory, cut)
+        return self._replay.buffer.prefix(trajectory, cut)
 
     # -- what an algorithm remembers -------------------------------------------------------------------------------------
 
@@ -208,10 +165,11 @@ class Coordinator:
         record, rng = self._training[step], np.random.default_rng([self._config.seed, step, MEMORY_STREAM])
         if record.recalled is None:
             assert self.memory is not None
-            record.observed = self._algorithm.observe(self.memory, observed_groups(record.table()), rng)
+            groups = observed_groups(record.table(), self._algorithm.credit_type)
+            record.observed = self._algorithm.observe(self.memory, groups, rng)
             record.recalled = self.memory.recall(rng)
-        longest_first = sorted(record.recalled.examples, key=lambda example: -len(example.context))  # shares of equal length
-        return replace(record.recalled, examples=longest_first[rank::ranks])
+        longest_first = sorted(record.recalled.lessons, key=lambda lesson: -len(lesson.context))  # shares of equal length
+        return replace(record.recalled, lessons=longest_first[rank::ranks])
 
     def remember(self, values: dict[str, float]) -> None:
         """Take what an update left for the next."""
@@ -228,36 +186,38 @@ class Coordinator:
             record.take(table)
 
     def record_span(self, name: str, step: int, evaluation: bool, start: float, end: float) -> None:
-        """Note when a block was in a stage; a stage's time is from its first block's start to its last block's end."""
+        """Note when a block was in a stage, by the stage's metric."""
         record = (self._evaluation if evaluation else self._training).get(step)
         if record is not None:
-            first, last = record.spans.get(name, (start, end))
-            record.spans[name] = min(first, start), max(last, end)
+            record.span(name, start, end)
 
     def finish_step(self, step: int, trainer_metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of a completed step, logged and returned; RuntimeError if too many rewards are missing."""
         record = self._training.pop(step)
         table = record.table()
         rows = light_rows(table)
-        self._store(table)
+        if self._replay is not None:
+            self._replay.fill(table, asdict(self._config.sampling))
         metrics = rollout_metrics(rows, self._cost) | (record.observed or {}) | trainer_metrics
-        metrics |= {f"timing_s/{name}": end - start for name, (start, end) in record.spans.items()}
-        for name in ("decode/flops", "decode/tokens"):
-            self._totals[name] += metrics[name]
-            metrics[f"{name}_total"] = self._totals[name]
-        metrics["training/global_step"] = float(step)
-        metrics["training/epoch"] = record.epoch
+        metrics |= {name: end - start for name, (start, end) in record.spans.items()}
+        self._totals["decode/flops_total"] += metrics["decode/flops"]
+        self._totals["decode/tokens_total"] += metrics["decode/tokens"]
         difference = metrics.get("training/rollout_logprob_diff_mean", 0.0)
-        metrics["training/rollout_alarm"] = float(difference > self._config.logprob_diff_alarm)
-        metrics["training/restarts"] = float(max(self._starts - 1, 0))
-        metrics["training/filter_groups/dropped"] = metrics["training/groups"] - record.kept
-        metrics |= self._replay_metrics(step)
+        metrics |= self._totals | {
+            "training/global_step": float(step),
+            "training/epoch": record.epochs,
+            "training/problems": float(self._cursor.drawn),
+            "training/rollout_alarm": float(difference > self._config.logprob_diff_alarm),
+            "training/restarts": float(max(self._starts - 1, 0)),
+            "training/filter_groups/dropped": metrics["training/groups"] - record.kept,
+        }
+        metrics |= self._replay.metrics(step, self._by_id) if self._replay is not None else {}
         if "timing_s/step" in metrics:
             metrics["perf/time_per_step"] = metrics["timing_s/step"]
             metrics["perf/throughput"] = metrics["perf/total_num_tokens"] / metrics["timing_s/step"]
         self._tracker.metrics(metrics, step)
         self._last = metrics
-        self._write_rollouts(step, table)
+        write_rollouts(self._config.output_dir, step, table, self._config.keep_rollouts)
         self._check_missing(step, rows, metrics["reward/missing_fraction"])
         return metrics
 
@@ -267,9 +227,8 @@ class Coordinator:
         table = record.table()
         rows = light_rows(table)
         n = self._config.evaluation.n
-        metrics = evaluation_metrics(rows, n, seed=self._config.seed)
-        metrics["timing_s/testing"] = record.spans["reward"][1] - record.spans["gen"][0]
-        metrics |= {f"{name}_total": value for name, value in self._totals.items() if name.startswith("decode/")}
+        metrics = evaluation_metrics(rows, n, seed=self._config.seed) | self._totals
+        metrics["timing_s/testing"] = record.spans["timing_s/reward"][1] - record.spans["timing_s/gen"][0]
         self._tracker.metrics(metrics, step)
         self._evaluations[step] = mean_score(metrics, n)
         samples = [
@@ -280,43 +239,6 @@ class Coordinator:
         if samples:
             self._tracker.samples(samples, step)
         return metrics
-
-    def _store(self, table: pa.Table) -> None:
-        """A step's refill rollouts, right or wrong, enter the replay buffer."""
-        if self._replay is not None:
-            assert self._algorithm.replay is not None
-            refills = table.filter(pc.equal(table["purpose"], "refill"))
-            if (least := self._algorithm.replay.least_reward) is not None:
-                first = pc.list_element(refills["reward"], 0) if refills.num_rows else refills["reward"]
-                refills = refills.filter(pc.fill_null(pc.greater_equal(first, least), False)) if refills.num_rows else refills
-            self._replay.append(trajectories(refills, asdict(self._config.sampling)))
-            self._replay.collect(self._pinned_files())
-
-    def _pinned_files(self) -> set[str]:
-        """Buffer files that a checkpoint may go back to."""
-        states = [checkpoint.read_coordinator(path) for path in checkpoint.complete(self._config.output_dir)]
-        return {name for state in states for name in (state["replay"] or {"files": []})["files"]}
-
-    def _replay_metrics(self, step: int) -> dict[str, float]:
-        if self._replay is None:
-            return {}
-        stored = self._replay.trajectories()
-        metrics = {"replay/size": float(len(stored)), "replay/skipped_files": float(len(self._replay.skipped))}
-        if stored:
-            metrics["replay/age_steps/mean"] = float(np.mean([step - t.step for t in stored]))
-            metrics["replay/problems"] = float(len({t.problem_id for t in stored}))
-            metrics["replay/unknown_problems"] = float(sum(t.problem_id not in self._by_id for t in stored))
-        return metrics
-
-    def _write_rollouts(self, step: int, table: pa.Table) -> None:
-        """Keep the step's groups as Parquet in the project's schema."""
-        folder = Path(self._config.output_dir) / "rollouts"
-        folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, folder / f"step_{step:06d}.parquet")
-        if (kept := self._config.keep_rollouts) is not None:
-            for file in folder.glob("step_*.parquet"):
-                if int(file.stem.removeprefix("step_")) <= step - kept:
-                    file.unlink()
 
     def _check_missing(self, step: int, rows: list[dict[str, Any]], fraction: float) -> None:
         if fraction <= self._config.max_missing_reward:
@@ -337,7 +259,7 @@ class Coordinator:
             "score": self._last.get("critic/score/mean"),
             "tokens_per_s": self._last.get("perf/throughput"),
             "step_s": self._last.get("timing_s/step"),
-            "decode_flops": self._totals["decode/flops"],
+            "decode_flops": self._totals["decode/flops_total"],
             "evaluations": dict(self._evaluations),
             "warnings": self._warnings(),
             "alarm": self._last.get("training/rollout_alarm", 0.0) > 0,
@@ -347,7 +269,7 @@ class Coordinator:
         }
 
     def _warnings(self) -> list[str]:
-        found = [] if self._replay is None else [f"replay buffer file skipped: {why}" for why in self._replay.skipped]
+        found = [] if self._replay is None else [f"replay buffer file skipped: {why}" for why in self._replay.buffer.skipped]
         if self._last.get("actor/empty_minibatches"):
             found.append(
                 f"step {self._last['training/global_step']:.0f}: an actor minibatch had no response to learn from (all truncated "
@@ -372,15 +294,11 @@ class Coordinator:
             memory = {"values": values, "arrays": arrays}
         return {
             "step": self.step,
-            "epoch": self._epoch,
-            "cursor": self._cursor,
+            "cursor": self._cursor.state(),
             "totals": self._totals,
             "evaluations": {str(step): score for step, score in self._evaluations.items()},
-            "replay": self._replay.state() if self._replay is not None else None,
+            "replay": self._replay.buffer.state() if self._replay is not None else None,
             "replay_url": self._config.replay_url,
             "memory": memory,
             "mlflow_run_id": self._tracker.run_id,
         }
-
-    def _permutation(self) -> np.ndarray:
-        return np.random.default_rng([self._config.seed, self._epoch]).permutation(len(self._problems))

@@ -1,4 +1,4 @@
-"""A step's metrics from its rollout groups, under verl's names."""
+"""A step's metrics from its rollout groups, under verl's names; METRICS.md says what each is."""
 
 from functools import partial
 from typing import Any
@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from algorithms.flops import DecodingCost
-from algorithms.types import ObservedGroup
+from algorithms.types import Credit, ObservedGroup
+from pipelines.trainer.batching import further_fields
 
 TOKENS = ("prompt_ids", "prefix_ids", "response_ids", "rollout_logprobs", "response_text", "reference_ids")
 
@@ -28,10 +29,11 @@ def light_rows(table: pa.Table) -> list[dict[str, Any]]:
     return light.to_pylist()
 
 
-def observed_groups(table: pa.Table) -> list[ObservedGroup]:
+def observed_groups(table: pa.Table, credit_type: type[Credit]) -> list[ObservedGroup]:
     """A step's groups as an algorithm's memory sees them; responses stay where they are until one is asked for."""
     responses = table["response_ids"].combine_chunks()
-    rows = table.select(["problem_id", "purpose", "prefix_value", "critic_target", "reward", "return_std"]).to_pylist()
+    further = further_fields(credit_type)
+    rows = table.select(["problem_id", "purpose", "prefix_value", "reward", *further]).to_pylist()
 
     def ids(name: str, i: int) -> np.ndarray:
         return table[name][i].values.to_numpy(zero_copy_only=False)
@@ -45,73 +47,70 @@ def observed_groups(table: pa.Table) -> list[ObservedGroup]:
             purpose=row["purpose"],
             prompt_ids=ids("prompt_ids", i),
             prefix_ids=ids("prefix_ids", i),
-            prefix_value=_tenths(row["prefix_value"]),
-            critic_target=_tenths(row["critic_target"]),
+            prefix_value=None if row["prefix_value"] is None else round(row["prefix_value"], 1),  # a grid value, not float32's
             rewards=np.array([np.nan if reward is None else reward for reward in row["reward"]], float),
-            return_std=row["return_std"],
+            credit={name: row[name] for name in further},
             response=partial(response, i),
         )
         for i, row in enumerate(rows)
     ]
 
 
-def _tenths(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)  # what float32 made of a grid value
-
-
 def rollout_metrics(rows: list[dict[str, Any]], cost: DecodingCost) -> dict[str, float]:
-    """Scores, lengths, truncation and decoding cost of one step's light rows; truncation is read from `finish_reason`.
+    """Scores, lengths, truncation and decoding cost of one step's light rows.
 
     Refill rows, which only fill the replay buffer, count in the cost and in what the judge missed, and have a score of their own.
     """
     refill = [row for row in rows if row["purpose"] == "refill"]
     every_reward, every_length = _rewards(rows), _lengths(rows)
     prompts = np.array(_prompts(rows))
-    scored = np.array([owned for row in rows for owned in row["from_critic"]], bool)
+    owned = _flags(rows, "self_scored")
     metrics = {
         "perf/total_num_tokens": float(prompts.sum() + every_length.sum()),
-        "reward/missing_fraction": float((np.isnan(every_reward) & ~scored).sum() / max((~scored).sum(), 1)),
+        "reward/missing_fraction": float((np.isnan(every_reward) & ~owned).sum() / max((~owned).sum(), 1)),
         "decode/flops": float(cost.exact(prompts, every_length)),
         "decode/tokens": float(every_length.sum()),
     }
     if refill:
-        scores = _rewards(refill)
-        metrics |= _spread("refill/score", scores[~np.isnan(scores)]) | _spread("refill/response_length", _lengths(refill))
+        scores, lengths = _rewards(refill), _lengths(refill)
+        metrics |= _spread(_known(scores), "refill/score/mean", "refill/score/max", "refill/score/min")
+        metrics |= _spread(lengths, "refill/response_length/mean", "refill/response_length/max", "refill/response_length/min")
     return metrics | _trained_metrics([row for row in rows if row["purpose"] != "refill"])
 
 
 def _trained_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
-    rewards, lengths, prompts = _rewards(rows), _lengths(rows), np.array(_prompts(rows))
-    advantages = np.array([a for row in rows for a in row["advantage"]])
-    reasons = [reason for row in rows for reason in row["finish_reason"]]
-    trained = np.array([mask for row in rows for mask in row["actor_mask"]])
-    completed = rewards[np.array([reason != "length" for reason in reasons]) & ~np.isnan(rewards)]
-    metrics = _spread("critic/score", rewards[~np.isnan(rewards)]) | _spread("critic/advantages", advantages)
+    rewards, truncated = _rewards(rows), _flags(rows, "truncated")
+    advantages = np.array([a for row in rows for a in row["advantages"]])
+    completed = rewards[~truncated & ~np.isnan(rewards)]
+    metrics = _spread(_known(rewards), "critic/score/mean", "critic/score/max", "critic/score/min")
+    metrics |= _spread(advantages, "critic/advantages/mean", "critic/advantages/max", "critic/advantages/min")
     metrics |= {"critic/score/completed_mean": float(completed.mean())} if len(completed) else {}
-    if any(row["ask_critic"] for row in rows):
-        metrics |= _critic_metrics(rows)
-    metrics |= _spread("response_length", lengths) | _spread("prompt_length", prompts)
+    if any(row["ask_value"] for row in rows):
+        metrics |= _self_critic_metrics(rows)
+    metrics |= _spread(_lengths(rows), "response_length/mean", "response_length/max", "response_length/min")
+    metrics |= _spread(np.array(_prompts(rows)), "prompt_length/mean", "prompt_length/max", "prompt_length/min")
     prefixes = np.array([row["prefix_length"] for row in rows])
     if prefixes.any():
-        metrics |= _spread("prefix_length", prefixes) | {"prefix_length/empty_fraction": float((prefixes == 0).mean())}
+        metrics |= _spread(prefixes, "prefix_length/mean", "prefix_length/max", "prefix_length/min")
+        metrics["prefix_length/empty_fraction"] = float((prefixes == 0).mean())
     return metrics | {
-        "response_length/clip_ratio": float(np.mean([reason == "length" for reason in reasons])),
+        "response_length/clip_ratio": float(truncated.mean()),
         "reward/flat_group_fraction": float(np.mean([_flat(row) for row in rows])),
-        "actor/masked_fraction": float(1 - trained.mean()),
+        "actor/masked_fraction": float(1 - _flags(rows, "actor_mask").mean()),
         "training/groups": float(len(rows)),
     }
 
 
 def _flat(row: dict[str, Any]) -> bool:
     """Whether a group's ends are all worth the same, so that its continuations tell nothing apart."""
-    ends = zip(row["from_critic"], row["endpoint_value"], row["reward"], strict=True)
+    ends = zip(row["self_scored"], row["endpoint_value"], row["reward"], strict=True)
     known = {value if owned else reward for owned, value, reward in ends} - {None}
     return len(known) < 2
 
 
-def _critic_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Which endpoints the critic scored, how, and how often it gave no value."""
-    owned = np.array([own for row in rows for own in row["from_critic"]])
+def _self_critic_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Which endpoints the self-critic scored, how, and how often it gave no value."""
+    owned = _flags(rows, "self_scored")
     values = np.array([np.nan if value is None else value for row in rows for value in row["endpoint_value"]], float)[owned]
     metrics = {
         "ac2/endpoint_value_fraction": float(owned.mean()),
@@ -120,11 +119,19 @@ def _critic_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
     }
     if len(values):
         metrics["ac2/invalid_endpoint_fraction"] = float(np.isnan(values).mean())
-    return metrics | _spread("ac2/endpoint_value", values[~np.isnan(values)])
+    return metrics | _spread(_known(values), "ac2/endpoint_value/mean", "ac2/endpoint_value/max", "ac2/endpoint_value/min")
+
+
+def _flags(rows: list[dict[str, Any]], name: str) -> np.ndarray:
+    return np.array([flag for row in rows for flag in row[name]], bool)
 
 
 def _rewards(rows: list[dict[str, Any]]) -> np.ndarray:
     return np.array([np.nan if r is None else r for row in rows for r in row["reward"]], dtype=float)
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    return values[~np.isnan(values)]
 
 
 def _lengths(rows: list[dict[str, Any]]) -> np.ndarray:
@@ -135,7 +142,6 @@ def _prompts(rows: list[dict[str, Any]]) -> list[int]:
     return [row["prompt_length"] + row["prefix_length"] for row in rows for _ in range(row["n"])]
 
 
-def _spread(name: str, values: np.ndarray) -> dict[str, float]:
-    if not len(values):
-        return {}
-    return {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}
+def _spread(values: np.ndarray, mean: str, largest: str, least: str) -> dict[str, float]:
+    """Mean, maximum and minimum under their names; nothing of nothing."""
+    return {mean: float(values.mean()), largest: float(values.max()), least: float(values.min())} if len(values) else {}

@@ -29,7 +29,7 @@ def plan_table(rows: list[PromptRow], step: int, first: int, policy_version: int
                 "purpose": row.purpose,
                 "policy_version": policy_version,
                 "chunk": row.chunk,
-                "ask_critic": row.ask_critic,
+                "ask_value": row.ask_value,
                 "reference_ids": row.reference_ids,
                 "seed": int(np.random.SeedSequence([seed, row_id]).generate_state(1)[0]),
             }

@@ -1,8 +1,14 @@
 """One row, growing as it flows: the rollout group, its columns by stage, and the check at the door of each stage."""
 
+import dataclasses
+from types import NoneType
+from typing import get_args, get_type_hints
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from algorithms.types import Bools, Credit, Floats
 
 IDS, LOGPROBS = pa.list_(pa.int32()), pa.list_(pa.float32())
 
@@ -20,39 +26,31 @@ PLAN = [
     ("purpose", pa.string()),  # train | refill | audit | eval
     ("policy_version", pa.int32()),  # the weights this row must be sampled from
     ("seed", pa.int64()),
-    ("chunk", pa.bool_()),  # where a continuation is cut off, the critic scores it
-    ("ask_critic", pa.bool_()),  # for the value of the state
-    ("reference_ids", IDS),  # null, or a solution of the problem for the critic's prompt
+    ("chunk", pa.bool_()),  # `max_new_tokens` ends a chunk and not the response budget
+    ("ask_value", pa.bool_()),  # ask the self-critic for the value of the state
+    ("reference_ids", IDS),  # null, or a solution of the problem for the self-critic's prompt
 ]
 GENERATE = [
     ("response_ids", pa.list_(IDS)),  # [n][tokens], stop token included
     ("response_text", pa.list_(pa.string())),  # of prefix and response together, for judges and people; the ids are the truth
     ("rollout_logprobs", pa.list_(LOGPROBS)),  # at the sampling temperature
     ("finish_reason", pa.list_(pa.string())),  # stop | length
-    ("from_critic", pa.list_(pa.bool_())),  # endpoints that are the critic's to score and not the judge's
-    ("endpoint_value", pa.list_(pa.float32())),  # by the critic; null where it was not asked or answered with none
-    ("prefix_value", pa.float32()),  # by the critic of the state; null likewise
-    ("reference_left_out", pa.bool_()),  # of a critic's prompt that it would have made too long
+    ("truncated", pa.list_(pa.bool_())),  # the response budget was exhausted; decided here, and read everywhere else
+    ("self_scored", pa.list_(pa.bool_())),  # endpoints that are the self-critic's to score and not the judge's
+    ("endpoint_value", pa.list_(pa.float32())),  # by the self-critic; null where it was not asked or answered with none
+    ("prefix_value", pa.float32()),  # of the state, by the self-critic; null likewise
+    ("reference_left_out", pa.bool_()),  # the reference would have made the self-critic's prompt too long
 ]
 JUDGE = [
     ("reward", pa.list_(pa.float32())),  # null where the judge failed, or was not asked
-    ("reward_status", pa.list_(pa.string())),  # ok | critic | timeout | error: ...
+    ("reward_status", pa.list_(pa.string())),  # ok | self_critic | timeout | error: ...
 ]
-CREDIT = [
-    ("advantage", LOGPROBS),
-    ("actor_mask", pa.list_(pa.bool_())),
-    ("keep", pa.bool_()),  # False: the group teaches nothing
-    ("critic_target", pa.float32()),  # what the critic shall say of the state; null: nothing
-    ("critic_mask", pa.list_(pa.bool_())),  # what a critic model learns from
-    ("return_std", pa.float64()),  # spread of the group's returns; null where it is not known or not asked for
-]
-
 STAGES = {
     "plan": pa.schema(PLAN),
     "generate": pa.schema(PLAN + GENERATE),
     "judge": pa.schema(PLAN + GENERATE + JUDGE),
-    "credit": pa.schema(PLAN + GENERATE + JUDGE + CREDIT),
 }
+NOT_BY_CONTINUATION = ("prompt_ids", "prefix_ids", "reference_ids")  # all other lists have an entry per continuation
 PURPOSES = ("train", "refill", "audit", "eval")
 
 
@@ -60,9 +58,29 @@ class SchemaError(ValueError):
     """A table that is not what its stage promises."""
 
 
-def check(table: pa.Table, stage: str) -> pa.Table:
-    """Return the table, in the column order of `stage`, or raise SchemaError naming the first column or row that is wrong."""
-    wanted = STAGES[stage]
+# The column types of the fields that an algorithm's Credit may have.
+COLUMN_TYPES = {Floats: LOGPROBS, Bools: pa.list_(pa.bool_()), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+
+
+def credited(credit_type: type[Credit]) -> pa.Schema:
+    """The schema after the credit stage: a column for each field of an algorithm's Credit."""
+    hints = get_type_hints(credit_type)
+    columns = []
+    for field in dataclasses.fields(credit_type):
+        kinds = [kind for kind in get_args(hints[field.name]) or (hints[field.name],) if kind is not NoneType]
+        kind = hints[field.name] if hints[field.name] in (Floats, Bools) else kinds[0]
+        if kind not in COLUMN_TYPES:
+            raise SchemaError(f"{credit_type.__name__}.{field.name}: a credit's fields are Floats, Bools, bool, int or float.")
+        columns.append((field.name, COLUMN_TYPES[kind]))
+    return pa.schema([*STAGES["judge"], *(pa.field(*column) for column in columns)])
+
+
+def check(table: pa.Table, stage: str, credit_type: type[Credit] = Credit) -> pa.Table:
+    """Return the table, in the column order of `stage`, or raise SchemaError naming the first column or row that is wrong.
+
+    Stages are plan, generate, judge and credit; the last one's columns are those of `credit_type`.
+    """
+    wanted = credited(credit_type) if stage == "credit" else STAGES[stage]
     if missing := [name for name in wanted.names if name not in table.column_names]:
         raise SchemaError(f"after {stage}: no column {missing[0]!r}.")
     table = table.select(wanted.names)
@@ -83,8 +101,8 @@ def check(table: pa.Table, stage: str) -> pa.Table:
 
 def _check_group_sizes(table: pa.Table, stage: str) -> None:
     n = np.asarray(table["n"])
-    for name, kind in GENERATE + JUDGE + CREDIT:
-        if name not in table.column_names or not pa.types.is_list(kind):
+    for name, kind in [(field.name, field.type) for field in table.schema]:
+        if name in NOT_BY_CONTINUATION or not pa.types.is_list(kind):
             continue
         sizes = np.asarray(pc.list_value_length(table[name]))
         if (sizes != n).any():
@@ -101,8 +119,9 @@ def _check_logprobs(table: pa.Table, stage: str) -> None:
         raise SchemaError(f"after {stage}: a response of {tokens[at]} tokens has {logprobs[at]} log-probabilities.")
 
 
-def append(table: pa.Table, columns: dict[str, list], stage: str) -> pa.Table:
+def append(table: pa.Table, columns: dict[str, list], stage: str, credit_type: type[Credit] = Credit) -> pa.Table:
     """Add a stage's columns to a table and check the result."""
+    wanted = credited(credit_type) if stage == "credit" else STAGES[stage]
     for name, values in columns.items():
-        table = table.append_column(STAGES[stage].field(name), pa.array(values, type=STAGES[stage].field(name).type))
-    return check(table, stage)
+        table = table.append_column(wanted.field(name), pa.array(values, type=wanted.field(name).type))
+    return check(table, stage, credit_type)

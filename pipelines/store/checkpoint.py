@@ -3,14 +3,22 @@
 import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipelines.trainer.config import CheckpointConfig
-
 FOLDER, MANIFEST, COORDINATOR, MEMORY = "checkpoints", "manifest.json", "coordinator.json", "memory.npz"
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When checkpoints are written and which of them stay."""
+
+    every: int  # steps; 0 for only the last
+    keep_last: int
+    keep_best: int  # by validation mean@n
 
 
 class CheckpointError(ValueError):
@@ -33,6 +41,15 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     if not file.is_file():
         raise CheckpointError(f"{path}: no {MANIFEST} there, so it is not a complete checkpoint.")
     return json.loads(file.read_text())
+
+
+def model_folder(path: str) -> str:
+    """The Hugging Face folder of a checkpoint, of a run's newest checkpoint, or of a plain model folder."""
+    found = complete(path)
+    for candidate in (Path(path) / "model", *(p / "model" for p in found[-1:]), Path(path)):
+        if (candidate / "config.json").is_file():
+            return str(candidate.resolve())
+    raise CheckpointError(f"checkpoint={path}: neither a run's folder, nor a checkpoint, nor a model folder.")
 
 
 def write_coordinator(path: str | Path, state: dict[str, Any]) -> None:

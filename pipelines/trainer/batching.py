@@ -1,5 +1,7 @@
-"""Groups of rows into sequences, and sequences into right-padded micro-batches under a hard cap of tokens."""
+"""Groups of rows into samples, and samples into right-padded micro-batches under a hard cap of tokens."""
 
+import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,47 +11,54 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from algorithms.types import Sequence
+from algorithms.types import Credit, Sample
 
 PADDING_LIMIT = 0.7  # a sequence shorter than this part of its batch's longest is mostly padding there
 MAX_GROUP = 1 << 16  # continuations a row may have, for a global order of sequences
 
 
-def sequences_of(row: dict[str, Any]) -> list[Sequence]:
+def samples_of(row: dict[str, Any], credit_type: type[Credit] = Credit) -> list[Sample]:
     """The continuations of one credited rollout-group row; prompt and prefix are one prompt here, so neither gets loss."""
     prompt = np.concatenate([row["prompt_ids"], row["prefix_ids"]]).astype(np.int64)
-    sequences = []
+    further = further_fields(credit_type)
+    samples = []
     for j, (response, logprobs) in enumerate(zip(row["response_ids"], row["rollout_logprobs"], strict=True)):
         if len(response) != len(logprobs):
             raise ValueError(f"row {row['row_id']}: {len(response)} response tokens but {len(logprobs)} log-probabilities.")
-        sequences.append(
-            Sequence(
+        samples.append(
+            Sample(
                 index=row["row_id"] * MAX_GROUP + j,
                 ids=np.concatenate([prompt, np.asarray(response, dtype=np.int64)]),
                 prompt_length=len(prompt),
                 rollout_logprobs=np.asarray(logprobs, dtype=np.float32),
-                advantage=float(row["advantage"][j]),
+                advantage=float(row["advantages"][j]),
                 actor_mask=bool(row["actor_mask"][j]),
-                is_refill=row["purpose"] == "refill",
-                from_prompt=not len(row["prefix_ids"]),
                 group=row["row_id"],
-                reward=float("nan") if row["reward"][j] is None else float(row["reward"][j]),
-                critic_mask=bool(row["critic_mask"][j]),
-                return_std=row["return_std"],
+                purpose=row["purpose"],
+                reward=math.nan if row["reward"][j] is None else float(row["reward"][j]),
+                from_prompt=not len(row["prefix_ids"]),
+                credit={name: row[name][j] if isinstance(row[name], list) else row[name] for name in further},
             )
         )
-    return sequences
+    return samples
 
 
-TRAINED = ("prompt_ids", "prefix_ids", "response_ids", "rollout_logprobs")
+def further_fields(credit_type: type[Credit]) -> list[str]:
+    """The fields that an algorithm's Credit has beyond the common ones."""
+    common = {field.name for field in dataclasses.fields(Credit)}
+    return [field.name for field in dataclasses.fields(credit_type) if field.name not in common]
 
 
-def trainer_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+TOKENS = ("prompt_ids", "prefix_ids", "response_ids", "rollout_logprobs")
+LIGHT = ("row_id", "purpose", "reward")
+
+
+def trainer_rows(table: pa.Table, credit_type: type[Credit] = Credit) -> Iterator[dict[str, Any]]:
     """What the trainer needs of credited rows; their tokens stay arrays, as Python objects those of a long step fill gigabytes."""
-    light = table.select(["row_id", "purpose", "reward", "advantage", "actor_mask", "critic_mask", "return_std"]).to_pylist()
-    columns = {name: table[name].combine_chunks() for name in TRAINED}
+    light = table.select([*LIGHT, *(field.name for field in dataclasses.fields(credit_type))]).to_pylist()
+    columns = {name: table[name].combine_chunks() for name in TOKENS}
     for i, row in enumerate(light):
-        yield row | {name: _arrays(columns[name][i].values) for name in TRAINED}
+        yield row | {name: _arrays(columns[name][i].values) for name in TOKENS}
 
 
 def _arrays(values: pa.Array) -> Any:
@@ -59,14 +68,14 @@ def _arrays(values: pa.Array) -> Any:
     return values.to_numpy(zero_copy_only=False)
 
 
-def microbatches(sequences: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
-    """Sequences sorted by length and cut so that rows x longest row never exceeds `max_tokens`; ValueError if one alone does.
+def microbatches(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
+    """Samples sorted by length and cut so that rows x longest row never exceeds `max_tokens`; ValueError if one alone does.
 
     A batch that has an eighth of the budget is also closed before much shorter sequences, which would be mostly padding in it.
     """
-    batches: list[list[Sequence]] = []
-    for sequence in sorted(sequences, key=lambda s: (-len(s.ids), s.index)):
-        length = len(sequence.ids)
+    batches: list[list[Sample]] = []
+    for sample in sorted(samples, key=lambda s: (-len(s.ids), s.index)):
+        length = len(sample.ids)
         if length > max_tokens:
             raise ValueError(
                 f"a sequence of {length} tokens exceeds cluster.learner.max_tokens_per_microbatch={max_tokens}: "
@@ -76,9 +85,9 @@ def microbatches(sequences: list[Sequence], max_tokens: int) -> list[list[Sequen
         fits = (rows + 1) * longest <= max_tokens
         wasteful = length < PADDING_LIMIT * longest and rows * longest >= max_tokens // 8
         if batches and fits and not wasteful:
-            batches[-1].append(sequence)
+            batches[-1].append(sample)
         else:
-            batches.append([sequence])
+            batches.append([sample])
     return batches
 
 
@@ -92,15 +101,15 @@ class Padded:
     targets: Tensor  # [tokens]
 
 
-def pad(sequences: list[Sequence], device: torch.device) -> Padded:
+def pad(samples: list[Sample], device: torch.device) -> Padded:
     """Right-pad a micro-batch; every response token is selected, by the position before it. An empty one becomes a dummy."""
-    length = max((len(s.ids) for s in sequences), default=2)
-    input_ids = np.zeros((max(len(sequences), 1), length), dtype=np.int64)
+    length = max((len(s.ids) for s in samples), default=2)
+    input_ids = np.zeros((max(len(samples), 1), length), dtype=np.int64)
     select: list[np.ndarray] = []
-    for i, s in enumerate(sequences):
+    for i, s in enumerate(samples):
         input_ids[i, : len(s.ids)] = s.ids
         select.append(i * length + np.arange(s.prompt_length - 1, len(s.ids) - 1))
-    flat = np.concatenate(select) if sequences else np.zeros(0, dtype=np.int64)
+    flat = np.concatenate(select) if samples else np.zeros(0, dtype=np.int64)
     return Padded(
         input_ids=torch.from_numpy(input_ids).to(device),
         position_ids=torch.arange(length, device=device).expand(input_ids.shape),
@@ -109,9 +118,9 @@ def pad(sequences: list[Sequence], device: torch.device) -> Padded:
     )
 
 
-def split_like(values: Tensor, sequences: list[Sequence]) -> Iterator[np.ndarray]:
-    """Cut a [tokens] tensor of a micro-batch back into one float32 array per sequence."""
+def split_like(values: Tensor, samples: list[Sample]) -> Iterator[np.ndarray]:
+    """Cut a [tokens] tensor of a micro-batch back into one float32 array per sample."""
     flat, start = values.detach().float().cpu().numpy(), 0
-    for s in sequences:
+    for s in samples:
         yield flat[start : start + s.response_length]
         start += s.response_length

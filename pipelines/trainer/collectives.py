@@ -7,17 +7,22 @@ import torch
 import torch.distributed as dist
 
 
+def collectively(action: Callable[[], None]) -> None:
+    """Do something on every rank; RuntimeError on all of them if it fails on any."""
+    failure: str | None = None
+    try:
+        action()
+    except Exception as error:
+        failure = str(error) or type(error).__name__
+    failures: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    if found := [one for one in failures if one is not None]:
+        raise RuntimeError(found[0])
+
+
 def on_rank_0(action: Callable[[], None]) -> None:
     """Do something on rank 0 while the others wait; RuntimeError on all ranks if it fails there."""
-    failure: list[str | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            action()
-        except Exception as error:
-            failure = [str(error)]
-    dist.broadcast_object_list(failure, src=0)
-    if failure[0] is not None:
-        raise RuntimeError(failure[0])
+    collectively(action if dist.get_rank() == 0 else lambda: None)
 
 
 class Ranks:

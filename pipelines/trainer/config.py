@@ -1,4 +1,4 @@
-"""Settings of the trainer's parts, and the function its ranks run.
+"""Settings of the trainer's parts, and the description of a model folder.
 
 Kept light on purpose: Ray's controller and every rank unpickle this module, and torch and transformers take seconds to import.
 """
@@ -9,16 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import ray
-import ray.train
-from ray.actor import ActorHandle
-
-from algorithms.contract import Algorithm
-from pipelines.command.progress import root_cause
+from algorithms.base import Algorithm
 from pipelines.engines.pool import EnginePool
-from pipelines.rollout.scores import EvaluationConfig
-
-COORDINATOR_TIMEOUT_S = 300.0
+from pipelines.store.checkpoint import CheckpointConfig
+from pipelines.trainer.link import CoordinatorLink
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,7 @@ class ModelConfig:
     dtype: str  # float32 | bfloat16, of the computation; master weights are always float32
     gradient_checkpointing: bool
     lora: LoRAConfig | None = None  # null trains every weight
-    critic_prompt: str = ""  # file that asks the model for the value of a state
+    self_critic_prompt: str = ""  # file that asks the model for the value of a state
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "bfloat16"):
@@ -84,15 +78,6 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
-    """When checkpoints are written and which of them stay."""
-
-    every: int  # steps; 0 for only the last
-    keep_last: int
-    keep_best: int  # by validation mean@n
-
-
-@dataclass(frozen=True)
 class LearnerConfig:
     """The trainer's ranks and what each may hold."""
 
@@ -114,37 +99,18 @@ class LoopConfig:
     model: ModelConfig
     optimizer: OptimizerConfig
     learner: LearnerConfig
-    evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
-    coordinator: ActorHandle
+    coordinator: CoordinatorLink
     engines: EnginePool
     steps: int
     temperature: float
     output_dir: str
     manifest: dict[str, Any]  # fingerprints that a resumed run must share
     resume_from: str | None
-    reference_path: str | None = None
+    evaluate_every: int  # steps; 0 for never
+    evaluate_at_start: bool
+    profiled_step: int | None = None
 
     @property
     def weights_dir(self) -> str:
         return f"{self.output_dir}/weights"
-
-
-def run_rank(config: LoopConfig) -> None:
-    """What `TorchTrainer` runs on each rank.
-
-    Ray Train starts all ranks again after any error. That helps against a rank that died and not against an error in what it was
-    told to do: such an error is left with the coordinator, and ranks that find one there end at once.
-    """
-    if ray.get(config.coordinator.fatal_error.remote(), timeout=COORDINATOR_TIMEOUT_S) is not None:
-        return
-    rollouts = ray.train.get_dataset_shard("rollouts")  # its coordinator starts while this process imports the rest
-    from pipelines.trainer.loop import Loop, is_collateral
-
-    try:
-        Loop(config, rollouts).run()
-    except Exception as error:
-        if not is_collateral(error):
-            reason = root_cause(error)
-            ray.get(config.coordinator.fail.remote(reason), timeout=COORDINATOR_TIMEOUT_S)
-        raise

@@ -1,13 +1,37 @@
-"""How Ray Train starts the trainer's ranks, for every command that has a trainer."""
+"""How the trainer's ranks are started, and what each of them runs.
+
+Kept light on purpose: Ray's controller and every rank unpickle this module, and torch and transformers take seconds to import.
+"""
 
 from typing import Any
 
+import ray.train
 from ray.train import ScalingConfig
 from ray.train.torch import TorchConfig
 
-from pipelines.trainer.config import LearnerConfig
+from pipelines.trainer.config import LearnerConfig, LoopConfig
 
 COLLECTIVE_TIMEOUT_S = 1800  # a rank that waits this long for the others gives up
+
+
+def run_rank(config: LoopConfig) -> None:
+    """What `TorchTrainer` runs on each rank.
+
+    Ray Train starts all ranks again after any error. That helps against a rank that died and not against an error in what it was
+    told to do: such an error is left with the coordinator, and ranks that find one there end at once.
+    """
+    if config.coordinator.ask("fatal_error") is not None:
+        return
+    rollouts = ray.train.get_dataset_shard("rollouts")  # its coordinator starts while this process imports the rest
+    from pipelines.trainer.failures import is_collateral, root_cause
+    from pipelines.trainer.loop import Loop
+
+    try:
+        Loop(config, rollouts).run()
+    except Exception as error:
+        if not is_collateral(error):
+            config.coordinator.ask("fail", root_cause(error))
+        raise
 
 
 def rank_options(learner: LearnerConfig) -> dict[str, Any]:

@@ -1,12 +1,10 @@
-"""The trainer's primitives: log-probabilities and optimizer steps over sharded weights, the same on any number of ranks."""
+"""The trainer's primitives: named models, named optimizers, and one `step`, the same on any number of ranks."""
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -14,27 +12,32 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from algorithms.contract import has_actor_loss
-from algorithms.critic import MAX_ANSWER_TOKENS
 from algorithms.losses import BatchTotals, token_weight
 from algorithms.types import (
-    CriticExample,
-    CriticModelSettings,
-    CriticSettings,
-    Loss,
+    Credit,
     Metrics,
+    OptimizerSpec,
     Recalled,
-    Sequence,
+    Sample,
+    StateBatch,
+    StateLoss,
+    Step,
     TokenBatch,
-    ValueLoss,
+    TokenLoss,
+    ValueModelSpec,
 )
-from pipelines.trainer.batching import microbatches, pad, sequences_of, split_like
+from pipelines.trainer.batching import microbatches, samples_of
 from pipelines.trainer.collectives import Ranks
 from pipelines.trainer.config import ModelConfig, OptimizerConfig
+from pipelines.trainer.forward import state_batch, store, token_batch
 from pipelines.trainer.optimizer import Meter, Optimizer, accumulate, column
 from pipelines.trainer.policy import Policy, load_policy
 from pipelines.trainer.residency import Part, Residency
-from pipelines.trainer.value_model import Critic
+from pipelines.trainer.stream import in_background
+from pipelines.trainer.value_model import ValueModel, load_value_model
+
+# The metric of the seconds that each model's forwards take.
+FORWARD_TIMINGS = {"policy": "timing_s/old_log_prob", "reference": "timing_s/ref", "value": "timing_s/values"}
 
 
 class MemoryLink(Protocol):
@@ -50,7 +53,7 @@ class MemoryLink(Protocol):
 
 
 class Learner:
-    """Implements `algorithms.contract.Learner` on this rank's shard of the policy."""
+    """Implements `algorithms.interface.Learner` on this rank's shard of the models."""
 
     def __init__(
         self,
@@ -63,128 +66,115 @@ class Learner:
         device: torch.device,
         stream_timeout_s: float = 3600.0,
         reference_path: str | None = None,
-        critic: CriticSettings | None = None,
-        critic_model: CriticModelSettings | None = None,
+        value_model: ValueModelSpec | None = None,
+        optimizers: Mapping[str, OptimizerSpec] | None = None,
+        credit_type: type[Credit] = Credit,
         memory: MemoryLink | None = None,
         offload_idle: bool = False,
     ) -> None:
-        self.stream_timeout_s = stream_timeout_s
         self.config, self.model, self.device, self.memory = optimizer, model, device, memory
         self.temperature, self.horizon, self.max_tokens = temperature, horizon, max_tokens
+        self.stream_timeout_s, self.credit_type = stream_timeout_s, credit_type
         self.ranks = Ranks(device)
         mesh: DeviceMesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self.policy = load_policy(model, mesh, device)
-        self.reference: Policy | None = None
+        self.models: dict[str, Policy | ValueModel] = {"policy": self.policy}
         if reference_path is not None:
-            reference = ModelConfig(reference_path, model.dtype, gradient_checkpointing=False)
-            self.reference = load_policy(reference, mesh, device).eval().requires_grad_(False)
-        trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
-        self.optimizer = Optimizer(
-            trained,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            clip_grad_norm=optimizer.clip_grad_norm,
-            max_nonfinite_steps=optimizer.max_nonfinite_steps,
-        )
-        self.critic_optimizer: Optimizer | None = None
-        if critic is not None:  # on the same weights as the actor's (AC2 Appendix C, Optimization)
-            self.critic_optimizer = Optimizer(
-                trained,
-                betas=critic.betas,
-                eps=critic.eps,
-                weight_decay=0.0,
-                clip_grad_norm=critic.clip_grad_norm,
-                max_nonfinite_steps=optimizer.max_nonfinite_steps,
-            )
-        self.critic: Critic | None = None
-        if critic_model is not None:
-            begins_as = ModelConfig(critic_model.path or model.path, model.dtype, model.gradient_checkpointing)
-            self.critic = Critic(
-                critic_model,
-                begins_as,
-                mesh,
-                self.ranks,
-                max_tokens=max_tokens,
-                max_nonfinite_steps=optimizer.max_nonfinite_steps,
-                spent=self._spent,
-            )
-        parts: dict[str, Part | None] = {"policy": self.policy, "reference": self.reference, "actor": self.optimizer.adamw}
-        if self.critic is not None:
-            parts |= {"critic": self.critic.model, "critic optimizer": self.critic.optimizer.adamw}
-        if self.critic_optimizer is not None:
-            parts["policy's critic"] = self.critic_optimizer.adamw
-        self.residency = Residency(device, {name: part for name, part in parts.items() if part is not None}, offload_idle)
-        self.batches = 0  # rollout batches received
-        self.updates = 0  # optimizer steps of the actor
-        self.timings: Metrics = {}  # seconds by activity, for the loop to read and clear
+            frozen = ModelConfig(reference_path, model.dtype, gradient_checkpointing=False)
+            self.models["reference"] = load_policy(frozen, mesh, device).eval().requires_grad_(False)
+        self.value_model = value_model
+        if value_model is not None:
+            begins_as = ModelConfig(value_model.path or model.path, model.dtype, model.gradient_checkpointing)
+            self.models["value"] = load_value_model(begins_as, value_model.head.outputs, mesh, device)
+        o = optimizer
+        actor = OptimizerSpec("policy", "timing_s/update_actor", o.betas, o.eps, o.weight_decay, o.clip_grad_norm)
+        self.specs = {"actor": actor, **(optimizers or {})}
+        self.optimizers = {
+            name: Optimizer(self.models[spec.model], spec, optimizer.max_nonfinite_steps) for name, spec in self.specs.items()
+        }
+        parts: dict[str, Part] = {**self.models, **{name: one.adamw for name, one in self.optimizers.items()}}
+        self.residency = Residency(device, parts, offload_idle)
+        self.batches = 0
+        self.updates = dict.fromkeys(self.specs, 0)
+        self.timings: Metrics = {}  # seconds by metric, for the loop to read and clear
 
     # -- the primitives ----------------------------------------------------------------------------------------------
 
-    def receive(
-        self,
-        groups: Iterable[dict[str, Any]],
-        with_old_logprobs: bool,
-        with_ref_logprobs: bool,
-        with_values: bool = False,
-        logprobs_of: Callable[[Sequence], bool] = has_actor_loss,
-    ) -> list[Sequence]:
-        """Collect this rank's sequences, computing what is asked for of those that are here while others still generate.
+    def receive(self, groups: Iterable[dict[str, Any]], forwards: Mapping[str, Callable[[Sample], bool]]) -> list[Sample]:
+        """Collect this rank's samples, running the models asked for on those that are here while others still generate.
 
         Forwards are collective, so ranks go in lockstep: each round every rank brings a full micro-batch, or what it has at its
         stream's end, or nothing.
         """
         self.batches += 1
-        self.residency.use("policy", "reference", "critic")
-        sequences: list[Sequence] = []
-        stream = _in_background(groups, self.stream_timeout_s)
-        waiting: list[Sequence] = []
+        self.residency.use(*self.models)
+        samples: list[Sample] = []
+        stream = in_background(groups, self.stream_timeout_s)
         exhausted = False
         while True:
+            waiting: list[Sample] = []
             while not exhausted and _padded_tokens(waiting) < self.max_tokens:
                 row = next(stream, None)
                 if row is None:
                     exhausted = True
                     break
-                arrived = sequences_of(row)
-                sequences.extend(arrived)
-                waiting.extend(arrived)
-            asked = [s for s in waiting if logprobs_of(s)]
-            if with_old_logprobs:
-                self._forward_all(asked, "old_log_prob", lambda batch: self._store_logprobs(self.policy, batch, "old_logprobs"))
-            if with_ref_logprobs and (reference := self.reference) is not None:
-                self._forward_all(asked, "ref", lambda batch: self._store_logprobs(reference, batch, "ref_logprobs"))
-            if with_values and (critic := self.critic) is not None:
-                self._forward_all([s for s in waiting if s.critic_mask], "values", critic.store_values)
-            waiting = []
+                waiting += samples_of(row, self.credit_type)
+            samples += waiting
+            for name, picks in forwards.items():
+                self._forward_all(name, [sample for sample in waiting if picks(sample)])
             (unfinished,) = self.ranks.largest([float(not exhausted)])
             if not unfinished:
-                return sequences
+                return samples
 
-    def _forward_all(self, sequences: list[Sequence], name: str, forward: Callable[[list[Sequence]], None]) -> None:
-        """A forward of every micro-batch; ranks that have fewer bring empty ones."""
-        started = time.perf_counter()
-        batches = microbatches(sequences, self.max_tokens)
-        (rounds,) = self.ranks.largest([len(batches)])
-        for i in range(int(rounds)):
-            forward(batches[i] if i < len(batches) else [])
-        self._spent(name, started)
-
-    def minibatches(self, sequences: list[Sequence], count: int) -> list[list[Sequence]]:
-        """Split the step's order of sequences (by `index`, over all ranks) into `count` parts of equal size, give or take one.
+    def minibatches(self, samples: list[Sample], count: int) -> list[list[Sample]]:
+        """Split the step's order of samples (by `index`, over all ranks) into `count` parts of equal size, give or take one.
 
         Rollouts that only refill the replay buffer are in none.
         """
-        sequences = [s for s in sequences if not s.is_refill]
-        order = {index: place for place, index in enumerate(sorted(self.ranks.gather([s.index for s in sequences])))}
-        parts: list[list[Sequence]] = [[] for _ in range(count)]
-        for sequence in sorted(sequences, key=lambda s: s.index):
-            parts[order[sequence.index] * count // len(order)].append(sequence)
+        samples = [s for s in samples if s.purpose != "refill"]
+        order = {index: place for place, index in enumerate(sorted(self.ranks.gather([s.index for s in samples])))}
+        parts: list[list[Sample]] = [[] for _ in range(count)]
+        for sample in sorted(samples, key=lambda s: s.index):
+            parts[order[sample.index] * count // len(order)].append(sample)
         return parts
 
-    def use_all(self) -> None:
-        """Have every part on the device, for what reads them all: weight sync and checkpoints."""
-        self.residency.use(*self.residency.parts)
+    def step(
+        self,
+        optimizer: str,
+        samples: list[Sample],
+        loss: TokenLoss | StateLoss,
+        *,
+        aggregation: str = "token-mean",
+        lr: float | None = None,
+        temperature: float | None = None,
+        entropy_grad: bool = False,
+        measure_change: bool = False,
+    ) -> Step:
+        """Accumulate gradients over micro-batches, clip, update; skipped on all ranks if not finite."""
+        started, spec = time.perf_counter(), self.specs[optimizer]
+        samples = [s for s in samples if s.response_length]
+        tokens, count = self.ranks.total([sum(s.response_length for s in samples), len(samples)])
+        if not count:
+            return Step(0)
+        self.residency.use(spec.model, optimizer)
+        totals, meter, module = BatchTotals(int(tokens), int(count)), Meter(self.ranks), self.models[spec.model]
+
+        def objective(batch: list[Sample]) -> Tensor:
+            made, anchor = self._batch(module, batch, temperature or self.temperature, entropy_grad)
+            per_token, logged = cast(Callable[..., Any], loss)(made)
+            weights = [token_weight(aggregation, s.response_length, totals, self.horizon) for s in batch]
+            weight = column([np.repeat(w, s.response_length) for w, s in zip(weights, batch, strict=True)], self.device)
+            meter.add(per_token, weight, logged)
+            return (per_token * weight).sum() + 0.0 * anchor.sum()  # an empty batch keeps its graph
+
+        accumulate(module, samples, self.max_tokens, self.ranks, objective)
+        lr = self.config.lr_at(self.updates[optimizer]) if lr is None else lr
+        whole_loss = meter.loss()
+        applied = self.optimizers[optimizer].apply(lr, whole_loss, measure_change)
+        self.updates[optimizer] += int(not applied.skipped)
+        self._spent(spec.timing, started)
+        means = meter.means(totals.tokens)
+        return Step(totals.tokens, whole_loss, applied.grad_norm, lr, applied.skipped, applied.change, means)
 
     def total(self, values: list[float]) -> list[float]:
         """Each number summed over all ranks."""
@@ -193,12 +183,6 @@ class Learner:
     def gather(self, items: list[Any]) -> list[Any]:
         """The items of all ranks, the same list on each."""
         return self.ranks.gather(items)
-
-    def prompt_entropy(self, sequences: list[Sequence]) -> float | None:
-        """Mean entropy per token of responses with an empty prefix, over all ranks; None if there is none (AC2 equation 9)."""
-        own = [s for s in sequences if s.from_prompt and s.entropy is not None]
-        total, tokens = self.ranks.total([sum(s.entropy or 0.0 for s in own), sum(s.response_length for s in own)])
-        return total / tokens if tokens else None
 
     def recall(self) -> Recalled:
         """What the algorithm's memory has for this update, once all groups of the step are in."""
@@ -210,149 +194,44 @@ class Learner:
         assert self.memory is not None
         self.memory.remember(values)
 
-    def step(
-        self, sequences: list[Sequence], loss: Loss, aggregation: str, with_entropy_grad: bool, measure_change: bool = False
-    ) -> Metrics:
-        """One optimizer step: accumulate gradients over micro-batches, clip, update; skipped everywhere if not finite."""
-        started = time.perf_counter()
-        sequences = [s for s in sequences if s.actor_mask and s.response_length]
-        tokens, count = self.ranks.total([sum(s.response_length for s in sequences), len(sequences)])
-        if not count:
-            return {"actor/empty_minibatches": 1.0} | ({"actor/update_norm": 0.0} if measure_change else {})
-        self.residency.use("policy", "actor")
-        totals = BatchTotals(int(tokens), int(count))
-        meter = Meter(self.ranks)
-
-        def weight_of(sequence: Sequence) -> float:
-            return token_weight(aggregation, sequence.response_length, totals, self.horizon)
-
-        self._accumulate(sequences, loss, weight_of, meter, with_entropy_grad, self.temperature)
-        applied = self.optimizer.apply(self.config.lr_at(self.updates), meter.loss(), measure_change)
-        self.updates += int(not applied["nonfinite_steps"])
-        self._spent("update_actor", started)
-        return meter.means(totals.tokens) | {f"actor/{name}": value for name, value in applied.items()}
-
-    def value_step(self, sequences: list[Sequence], loss: ValueLoss, lr: float) -> Metrics:
-        """One optimizer step of the critic model."""
-        assert self.critic is not None
-        self.residency.use("critic", "critic optimizer")
-        return self.critic.step(sequences, loss, lr)
-
-    def critic_step(self, examples: list[CriticExample], total_weight: float, lr: float) -> Metrics:
-        """One step of the critic's own optimizer on the same weights (AC2 section 3.3): the weighted mean over examples of their
-        answers' negative log-likelihood, divided by `MAX_ANSWER_TOKENS`; not at the sampling temperature but at 1."""
-        assert self.critic_optimizer is not None
-        started = time.perf_counter()
-        if not total_weight:
-            return {"critic/update_norm": 0.0}
-        self.residency.use("policy", "policy's critic")
-        meter = Meter(self.ranks)
-        sequences = [_lesson(i, example) for i, example in enumerate(examples)]
-        (tokens,) = self.ranks.total([sum(len(example.answer) for example in examples)])
-
-        def loss(batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
-            return -batch.logprobs * batch.advantages, {"critic/answer_logprob": batch.logprobs.detach()}
-
-        scale = 1.0 / (MAX_ANSWER_TOKENS * total_weight)
-        self._accumulate(sequences, loss, lambda s: scale, meter, with_entropy_grad=False, temperature=1.0)
-        value_loss = meter.loss()
-        applied = self.critic_optimizer.apply(lr, value_loss, measure_change=True)
-        self._spent("update_critic", started)
-        logged = meter.means(int(tokens)) | {"critic/vf_loss": value_loss}
-        return logged | {f"critic/{name}": value for name, value in applied.items()}
+    def use_all(self) -> None:
+        """Have every part on the device, for what reads them all: weight sync and checkpoints."""
+        self.residency.use(*self.residency.parts)
 
     # -- below the primitives ----------------------------------------------------------------------------------------
 
-    def _accumulate(
-        self,
-        sequences: list[Sequence],
-        loss: Loss,
-        weight_of: Callable[[Sequence], float],
-        meter: Meter,
-        with_entropy_grad: bool,
-        temperature: float,
-    ) -> None:
-        """Gradients of the weighted sum of a loss over the tokens of all ranks."""
-
-        def objective(batch: list[Sequence]) -> Tensor:
-            token_batch = self._forward(batch, with_entropy_grad, temperature)
-            per_token, logged = loss(token_batch)
-            weight = column([np.repeat(weight_of(s), s.response_length) for s in batch], self.device)
-            meter.add(per_token, weight, logged)
-            return (per_token * weight).sum() + 0.0 * token_batch.logprobs.sum()  # an empty batch keeps its graph
-
-        accumulate(self.policy, sequences, self.max_tokens, self.ranks, objective)
-
-    def _forward(self, batch: list[Sequence], entropy_grad: bool, temperature: float) -> TokenBatch:
-        """A micro-batch's tokens. Log-probabilities that were not stored are the current ones: of the policy before any update, and
-        of a reference that no loss reads."""
-        padded = pad(batch, self.device)
-        logprobs, entropy = self.policy(
-            padded.input_ids, padded.position_ids, padded.select, padded.targets, temperature, entropy_grad
-        )
-
-        def stored(values: list[np.ndarray | None]) -> Tensor:
-            present = [value for value in values if value is not None]
-            return column(present, self.device) if present and len(present) == len(batch) else logprobs.detach()
-
-        return TokenBatch(
-            logprobs=logprobs,
-            entropy=entropy,
-            old_logprobs=stored([s.old_logprobs for s in batch]),
-            rollout_logprobs=column([s.rollout_logprobs for s in batch], self.device),
-            ref_logprobs=stored([s.ref_logprobs for s in batch]),
-            advantages=column([np.broadcast_to(s.advantage, s.response_length) for s in batch], self.device),
-            rewards=column([np.repeat(s.reward, s.response_length) for s in batch], self.device),
-        )
+    def _batch(
+        self, module: Policy | ValueModel, batch: list[Sample], temperature: float, entropy_grad: bool
+    ) -> tuple[TokenBatch | StateBatch, Tensor]:
+        """What a loss reads, and the model's output in it that carries the gradient."""
+        if isinstance(module, Policy):
+            tokens = token_batch(module, batch, self.device, temperature, entropy_grad)
+            return tokens, tokens.logprobs
+        states = state_batch(module, batch, self.device)
+        return states, states.outputs
 
     @torch.no_grad()
-    def _store_logprobs(self, model: Policy, batch: list[Sequence], column: str) -> None:
-        padded = pad(batch, self.device)
-        logprobs, entropy = model(padded.input_ids, padded.position_ids, padded.select, padded.targets, self.temperature)
-        for sequence, values, entropies in zip(batch, split_like(logprobs, batch), split_like(entropy, batch), strict=True):
-            setattr(sequence, column, values)
-            if model is self.policy:
-                sequence.entropy = float(entropies.sum())
+    def _forward_all(self, name: str, samples: list[Sample]) -> None:
+        """A model's forward of every micro-batch, its numbers left with the samples; ranks that have fewer bring empty ones."""
+        started, module = time.perf_counter(), self.models[name]
+        batches = microbatches(samples, self.max_tokens)
+        (rounds,) = self.ranks.largest([len(batches)])
+        for i in range(int(rounds)):
+            batch = batches[i] if i < len(batches) else []
+            made, output = self._batch(module, batch, self.temperature, entropy_grad=False)
+            if isinstance(made, StateBatch):
+                assert self.value_model is not None
+                store("values", self.value_model.head.values(output), batch)
+            elif name == "reference":
+                store("ref_logprobs", output, batch)
+            else:
+                store("old_logprobs", output, batch)
+                store("entropy", made.entropy, batch)
+        self._spent(FORWARD_TIMINGS[name], started)
 
-    def _spent(self, name: str, started: float) -> None:
-        self.timings[f"timing_s/{name}"] = self.timings.get(f"timing_s/{name}", 0.0) + time.perf_counter() - started
+    def _spent(self, timing: str, started: float) -> None:
+        self.timings[timing] = self.timings.get(timing, 0.0) + time.perf_counter() - started
 
 
-def _lesson(index: int, example: CriticExample) -> Sequence:
-    """An example as a sequence whose response is the answer and whose advantage is its weight."""
-    ids = np.concatenate([example.context, example.answer]).astype(np.int64)
-    return Sequence(index, ids, len(example.context), np.zeros(len(example.answer), np.float32), example.weight)
-
-
-def _padded_tokens(sequences: list[Sequence]) -> int:
-    return len(sequences) * max((len(s.ids) for s in sequences), default=0)
-
-
-def _in_background(items: Iterable[Any], timeout_s: float) -> Iterator[Any]:
-    """Read an iterable in a thread of its own; TimeoutError if nothing comes for `timeout_s`.
-
-    Its reads wait for other ranks (a dataset pass begins when all have asked for it), and so do forwards: in one thread the two
-    waits could each hold the other up.
-    """
-    buffer: queue.Queue[tuple[str, Any]] = queue.Queue()
-
-    def read() -> None:
-        try:
-            for item in items:
-                buffer.put(("item", item))
-            buffer.put(("end", None))
-        except BaseException as error:  # handed to the consumer
-            buffer.put(("error", error))
-
-    threading.Thread(target=read, daemon=True, name="rollout-stream").start()
-    while True:
-        try:
-            kind, value = buffer.get(timeout=timeout_s)
-        except queue.Empty:
-            raise TimeoutError(f"no rollout group arrived within cluster.learner.stream_timeout_s={timeout_s:g} s.") from None
-        if kind == "item":
-            yield value
-        elif kind == "error":
-            raise value
-        else:
-            return
+def _padded_tokens(samples: list[Sample]) -> int:
+    return len(samples) * max((len(s.ids) for s in samples), default=0)

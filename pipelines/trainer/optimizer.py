@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from algorithms.types import Metrics, Sequence
+from algorithms.types import Metrics, OptimizerSpec, Sample
 from pipelines.trainer.batching import microbatches
 from pipelines.trainer.collectives import Ranks
 from pipelines.trainer.policy import sync_gradients
@@ -19,49 +20,48 @@ class NonFiniteError(RuntimeError):
 
 
 def accumulate(
-    module: nn.Module, sequences: list[Sequence], max_tokens: int, ranks: Ranks, objective: Callable[[list[Sequence]], Tensor]
+    module: nn.Module, samples: list[Sample], max_tokens: int, ranks: Ranks, objective: Callable[[list[Sample]], Tensor]
 ) -> None:
     """Gradients of the sum of an objective over micro-batches and ranks, in lockstep: a rank without a batch brings an empty one.
 
     The objective's weights count all ranks, and FSDP averages over them, so it is scaled by their number.
     """
-    batches = microbatches(sequences, max_tokens)
+    batches = microbatches(samples, max_tokens)
     (rounds,) = ranks.largest([len(batches)])
     for i in range(int(rounds)):
         sync_gradients(module, i == int(rounds) - 1)
         (objective(batches[i] if i < len(batches) else []) * ranks.count).backward()
 
 
+@dataclass(frozen=True)
+class Applied:
+    """What came of the gradients of one step."""
+
+    grad_norm: float  # before clipping; 0 where it was skipped
+    skipped: bool
+    change: float  # norm of the parameters' change; 0 unless it was asked for
+
+
 class Optimizer:
     """AdamW with a clipped norm, which takes no step whose loss or gradient is not finite."""
 
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        *,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-        clip_grad_norm: float,
-        max_nonfinite_steps: int,
-    ) -> None:
-        self.parameters, self.clip_grad_norm, self.max_nonfinite_steps = parameters, clip_grad_norm, max_nonfinite_steps
-        self.adamw = torch.optim.AdamW(parameters, betas=betas, eps=eps, weight_decay=weight_decay)
+    def __init__(self, module: nn.Module, spec: OptimizerSpec, max_nonfinite_steps: int) -> None:
+        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.clip_grad_norm, self.max_nonfinite_steps = spec.clip_grad_norm, max_nonfinite_steps
+        self.adamw = torch.optim.AdamW(self.parameters, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay)
         self.nonfinite_in_a_row = 0
 
-    def apply(self, lr: float, loss: float, measure_change: bool = False) -> Metrics:
+    def apply(self, lr: float, loss: float, measure_change: bool = False) -> Applied:
         """Clip and update, or skip: norm and `loss` are of all ranks, so every rank decides the same."""
         grad_norm = _whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_grad_norm))
         finite = math.isfinite(grad_norm) and math.isfinite(loss)
-        applied = {"grad_norm": grad_norm if finite else 0.0, "lr": lr, "nonfinite_steps": float(not finite)}
         before = [parameter.detach().clone() for parameter in self.parameters] if measure_change and finite else []
         if finite:
             for group in self.adamw.param_groups:
                 group["lr"] = lr
             self.adamw.step()
-        if measure_change:
-            changes = [new.detach() - old for new, old in zip(self.parameters, before, strict=False)]
-            applied["update_norm"] = _whole(torch.nn.utils.get_total_norm(changes)) if changes else 0.0
+        changes = [new.detach() - old for new, old in zip(self.parameters, before, strict=False)]
+        change = _whole(torch.nn.utils.get_total_norm(changes)) if changes else 0.0
         self.adamw.zero_grad(set_to_none=True)
         self.nonfinite_in_a_row = 0 if finite else self.nonfinite_in_a_row + 1
         if self.nonfinite_in_a_row >= self.max_nonfinite_steps:
@@ -69,7 +69,7 @@ class Optimizer:
                 f"{self.nonfinite_in_a_row} optimizer steps in a row had a non-finite loss ({loss}) or gradient ({grad_norm}); "
                 "nothing of them was applied: lower the learning rate or look at the last sample rollouts."
             )
-        return applied
+        return Applied(grad_norm if finite else 0.0, not finite, change)
 
 
 class Meter:
@@ -107,7 +107,7 @@ class Meter:
 
 
 def column(arrays: list[np.ndarray], device: torch.device) -> Tensor:
-    """The arrays of a micro-batch's sequences as one float32 tensor."""
+    """The arrays of a micro-batch's samples as one float32 tensor."""
     whole = np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.float32)
     return torch.as_tensor(np.ascontiguousarray(whole), dtype=torch.float32, device=device)
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pipelines.trainer.config import LoRAConfig, ModelConfig
+from pipelines.weights.base import on_rank_0_cpu
 
 Sharded = TypeVar("Sharded", bound=nn.Module)
 LOGIT_ELEMENTS = 1 << 26  # logits that may stand in memory at once: 256 MiB of float32
@@ -174,7 +175,16 @@ def gathered(value: Any) -> Tensor:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
+class NamedWeights:
+    """The policy's weights as an iterable of named tensors; each pass gathers them anew, and is collective."""
+
+    def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
+        self._policy, self._dtype = policy, dtype
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return hf_weights(self._policy, self._dtype)
+
+
 def full_state_dict(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
     """The weights of `hf_weights` on the CPU of rank 0 (empty on other ranks); collective."""
-    keep = dist.get_rank() == 0
-    return {name: value.cpu().contiguous() for name, value in hf_weights(policy, dtype) if keep}
+    return on_rank_0_cpu(hf_weights(policy, dtype))

@@ -1,4 +1,4 @@
-"""The trainer's part of a checkpoint: sharded weights and optimizer, and the model as a plain Hugging Face folder."""
+"""The trainer's part of a checkpoint: sharded weights and optimizers, and the models as plain Hugging Face folders."""
 
 import json
 import shutil
@@ -10,45 +10,46 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
     get_optimizer_state_dict,
-    get_state_dict,
+    set_model_state_dict,
     set_optimizer_state_dict,
-    set_state_dict,
 )
 
 from pipelines.store.checkpoint import MANIFEST, read_manifest, write_atomically, write_coordinator
 from pipelines.trainer.config import LoRAConfig
 from pipelines.trainer.learner import Learner
 from pipelines.trainer.policy import adapter_config, full_state_dict
+from pipelines.trainer.value_model import ValueModel, save_value_model
 
-MODEL, STATE, ADAPTER, CRITIC = "model", "state", "adapter", "critic"
+MODEL, STATE, ADAPTER, VALUE_MODEL = "model", "state", "adapter", "critic"
 CARRIED = ("config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt")
 
 
-def save(learner: Learner, path: Path, model_path: str, coordinator: dict[str, Any], manifest: dict[str, Any]) -> None:
+def save(learner: Learner, path: Path, coordinator: dict[str, Any], manifest: dict[str, Any]) -> None:
     """Write models, optimizers and coordinator, then the manifest; collective. Rank 0 passes the coordinator's state."""
-    stepped = learner.critic_optimizer is not None and bool(learner.critic_optimizer.adamw.state)
-    dcp.save(_trained_state(learner, stepped, learner.critic is not None), checkpoint_id=str(path / STATE))
-    save_model_folder(learner, path / MODEL, model_path)
+    stepped = [name for name, optimizer in learner.optimizers.items() if optimizer.adamw.state]
+    dcp.save(_trained_state(learner, _trained_models(learner), stepped), checkpoint_id=str(path / STATE))
+    save_model_folder(learner, path / MODEL)
     if learner.model.lora is not None:
         _save_adapters(learner, path / ADAPTER, learner.model.lora)
-    if learner.critic is not None:
-        learner.critic.save(path / CRITIC)
+    if isinstance(value_model := learner.models.get("value"), ValueModel):
+        assert learner.value_model is not None
+        save_value_model(value_model, path / VALUE_MODEL, learner.value_model.path or learner.model.path)
     if dist.get_rank() == 0:
         write_coordinator(path, coordinator)
         counts = {"updates": learner.updates, "batches": learner.batches}
-        counts |= {"critic_updates": learner.critic.updates} if learner.critic is not None else {}
         write_atomically(path / MANIFEST, json.dumps(manifest | counts, indent=1))
     dist.barrier()
 
 
-def save_model_folder(learner: Learner, path: Path, model_path: str) -> None:
+def save_model_folder(learner: Learner, path: Path) -> None:
     """The policy as a plain Hugging Face folder with the tokenizer of the model it began as; collective."""
     weights = full_state_dict(learner.policy, torch.float32)
     if dist.get_rank() == 0:
         path.mkdir(parents=True, exist_ok=True)
         save_file(weights, str(path / "model.safetensors"), metadata={"format": "pt"})
-        for file in Path(model_path).iterdir():
+        for file in Path(learner.model.path).iterdir():
             if file.name in CARRIED or file.name.startswith("tokenizer"):
                 shutil.copy(file, path / file.name)
 
@@ -65,37 +66,39 @@ def _save_adapters(learner: Learner, path: Path, lora: LoRAConfig) -> None:
 
 
 def load(learner: Learner, path: str | Path) -> None:
-    """Restore weights, optimizers and counts, on any number of ranks; collective.
+    """Restore models, optimizers and counts, on any number of ranks; collective.
 
-    A checkpoint without the state of a critic's optimizer, or without a critic model, leaves those as they are: new.
+    A model or an optimizer that the checkpoint does not have stays as it is: new.
     """
     reader = dcp.FileSystemReader(str(Path(path) / STATE))
-    names = reader.read_metadata().state_dict_metadata
-    with_optimizer = learner.critic_optimizer is not None and any(name.startswith("critic_optimizer") for name in names)
-    with_critic = learner.critic is not None and any(name.startswith("critic_model") for name in names)
-    state = _trained_state(learner, with_optimizer, with_critic)
+    saved = list(reader.read_metadata().state_dict_metadata)
+
+    def known(names: list[str], kind: str) -> list[str]:
+        return [name for name in names if any(key.startswith(f"{kind}.{name}.") for key in saved)]
+
+    models, optimizers = known(_trained_models(learner), "models"), known(list(learner.optimizers), "optimizers")
+    state = _trained_state(learner, models, optimizers)
     dcp.load(state, storage_reader=reader)
+    for name in models:
+        set_model_state_dict(learner.models[name], state["models"][name])
+    for name in optimizers:
+        model = learner.models[learner.specs[name].model]
+        set_optimizer_state_dict(model, learner.optimizers[name].adamw, state["optimizers"][name])
     manifest = read_manifest(path)
-    policy, optimizer = learner.policy, learner.optimizer.adamw
-    set_state_dict(policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    if learner.critic_optimizer is not None and with_optimizer:
-        set_optimizer_state_dict(policy, learner.critic_optimizer.adamw, state["critic_optimizer"])
-    if learner.critic is not None and with_critic:
-        model, optimizer = learner.critic.model, learner.critic.optimizer.adamw
-        set_state_dict(model, optimizer, model_state_dict=state["critic_model"], optim_state_dict=state["critic_model_optimizer"])
-        learner.critic.updates = manifest["critic_updates"]
-    learner.updates, learner.batches = manifest["updates"], manifest["batches"]
+    learner.batches = manifest["batches"]
+    learner.updates |= {name: manifest["updates"][name] for name in optimizers}
 
 
-def _trained_state(learner: Learner, with_optimizer: bool, with_critic: bool) -> dict[str, Any]:
-    """What a checkpoint holds of the trainer, with an AC2 critic's optimizer and a critic model where asked for."""
-    model, optimizer = get_state_dict(learner.policy, learner.optimizer.adamw)
-    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    if with_optimizer:
-        assert learner.critic_optimizer is not None
-        state["critic_optimizer"] = get_optimizer_state_dict(learner.policy, learner.critic_optimizer.adamw)
-    if with_critic:
-        assert learner.critic is not None
-        critic, optimizer = get_state_dict(learner.critic.model, learner.critic.optimizer.adamw)
-        state |= {"critic_model": critic, "critic_model_optimizer": optimizer}
-    return state
+def _trained_models(learner: Learner) -> list[str]:
+    return sorted({spec.model for spec in learner.specs.values()})
+
+
+def _trained_state(learner: Learner, models: list[str], optimizers: list[str]) -> dict[str, Any]:
+    """What a checkpoint holds of the models and optimizers named."""
+    return {
+        "models": {name: get_model_state_dict(learner.models[name]) for name in models},
+        "optimizers": {
+            name: get_optimizer_state_dict(learner.models[learner.specs[name].model], learner.optimizers[name].adamw)
+            for name in optimizers
+        },
+    }

@@ -1,4 +1,4 @@
-"""A critic on disk: an ordinary model folder with the value head beside it; what can be checked of it before a run starts."""
+"""A value model on disk: an ordinary model folder with the head beside it; what can be checked of it before a run starts."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from pipelines.trainer.config import read_model_config
 HEAD = "value_head.safetensors"
 
 
-class CriticError(ValueError):
-    """A critic that cannot be used here."""
+class ValueModelError(ValueError):
+    """A value model that cannot be used here."""
 
 
-def check_critic(path: str, outputs: int, policy_path: str) -> None:
-    """CriticError in one sentence if a folder is no critic for this policy with a head of so many outputs."""
+def check_value_model(path: str, outputs: int, policy_path: str) -> None:
+    """ValueModelError in one sentence if a folder is no value model for this policy with a head of so many outputs."""
     vocabulary, own = (read_model_config(folder).get("vocab_size") for folder in (policy_path, path))
     if own != vocabulary:
-        raise CriticError(
+        raise ValueModelError(
             f"algorithm.critic.path={path}: its vocabulary has {own} tokens and the policy's {vocabulary}; the two must share a "
             "tokenizer."
         )
@@ -27,7 +27,7 @@ def check_critic(path: str, outputs: int, policy_path: str) -> None:
     with safe_open(str(file), framework="np") as head:
         size = head.get_slice("bias").get_shape()[0]
     if size != outputs:
-        raise CriticError(
+        raise ValueModelError(
             f"algorithm.critic.path={path}: its head has {size} outputs and this run's has {outputs}; set "
             "algorithm.critic.categorical as in the run that made it."
         )

@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 
 from algorithms.ac2_memory import AC2Memory, rank_correlation
-from algorithms.critic import CriticPrompt
-from algorithms.types import Group, ObservedGroup, Problem
+from algorithms.self_critic import SelfCriticPrompt
+from algorithms.types import Group, ObservedGroup, Problem, Step
 from pipelines.config.run import ASSETS
-from pipelines.engines.self_critic import CriticQueries
-from pipelines.rollout.dataset import credit, schema
+from pipelines.engines.self_critic import SelfCritic
+from pipelines.rollout import schema
+from pipelines.rollout.stages import credit
 from pipelines.store import checkpoint
 from tests.conftest import configure
-from tests.pipelines.test_coordinator import make
+from tests.pipelines.rollout.test_coordinator import make
 from tests.reference.ac2 import AC2Reference
 
 BUDGET, CHUNK, GRID = 40, 10, 10
 ANSWERED, END = 99, 1  # tokens of a complete answer and of a response's end
-PROMPT = CriticPrompt((), (2,), (3,), (4, 2), tuple((10 + i, END) for i in range(11)))
+PROMPT = SelfCriticPrompt((), (2,), (3,), (4, 2), tuple((10 + i, END) for i in range(11)))
 PROBLEMS = [Problem(f"p{i:02d}", "chain_arithmetic", [1, 2, 3], "33") for i in range(12)]
 
 
@@ -70,30 +71,31 @@ class ScriptedLearner:
     def __init__(self, coordinator, world, step):
         self.coordinator, self.world, self.number, self.actor_steps = coordinator, world, step, 0
 
-    def receive(self, groups, with_old_logprobs, with_ref_logprobs, logprobs_of):
-        assert with_old_logprobs
-        assert logprobs_of(SimpleNamespace(actor_mask=False, from_prompt=True))
-        return list(groups)
+    def receive(self, groups, forwards):
+        assert list(forwards) == ["policy"]
+        assert forwards["policy"](SimpleNamespace(actor_mask=False, from_prompt=True))
+        return [SimpleNamespace(from_prompt=True, entropy=np.full(2, self.world.entropy(self.number)))]
 
     def recall(self):
-        return self.coordinator.recall(self.number, 0, 1)
+        self.recalled = self.coordinator.recall(self.number, 0, 1)
+        return self.recalled
 
-    def prompt_entropy(self, batch):
-        return self.world.entropy(self.number)
+    def total(self, values):
+        return values
 
     def minibatches(self, batch, count):
         assert count == 2
-        return [batch, batch]
+        return [[], []]
 
-    def step(self, sequences, loss, aggregation, with_entropy_grad, measure_change):
-        assert (aggregation, measure_change) == ("token-mean", True)
+    def step(self, optimizer, samples, loss, *, measure_change, aggregation="token-mean", lr=None, temperature=None):
+        assert measure_change
+        if optimizer == "self_critic":
+            assert (self.actor_steps, aggregation, temperature) == (1, "sum", 1.0)  # between the two of the actor
+            self.lessons, self.lr = samples, lr
+            return Step(tokens=1, change=self.world.changes(self.number)[1])
+        assert aggregation == "token-mean"
         self.actor_steps += 1
-        return {"actor/update_norm": self.world.changes(self.number)[0][self.actor_steps - 1]}
-
-    def critic_step(self, examples, total_weight, lr):
-        assert self.actor_steps == 1  # between the two of the actor
-        self.lesson, self.lr = (examples, total_weight), lr
-        return {"critic/update_norm": self.world.changes(self.number)[1]}
+        return Step(tokens=1, change=self.world.changes(self.number)[0][self.actor_steps - 1])
 
     def remember(self, values):
         self.coordinator.remember(values)
@@ -108,37 +110,38 @@ def algorithm(**fields):
         max_new_tokens=BUDGET,
         chunk_tokens=CHUNK,
         replay=dataclasses.replace(base.replay, capacity=7, refill_problems=3, cut_grid=GRID),
-        critic=dataclasses.replace(base.critic, buffer_pairs=45, pairs_per_update=20),
+        self_critic=dataclasses.replace(base.self_critic, buffer_pairs=45, pairs_per_update=20),
         entropy=dataclasses.replace(base.entropy, target=0.28),
     )
     return dataclasses.replace(small, **fields)
 
 
 def coordinator_of(tmp_path, chosen, state=None):
-    return make(tmp_path, state, chosen, problems=PROBLEMS, critic_prompt=PROMPT, context_limit=1000)
+    return make(tmp_path, state, chosen, problems=PROBLEMS, self_critic_prompt=PROMPT, context_limit=1000)
 
 
 def rolled_out(table, world, step):
     """The planned table after generation and judging by the script."""
-    queries = CriticQueries(PROMPT, BUDGET, 1000, complete_answer="<answer>")
+    queries = SelfCritic(PROMPT, 1000, complete_answer="<answer>")
     columns = {name: [] for name, _ in schema.GENERATE + schema.JUDGE}
     for row in table.to_pylist():
         prefix, problem = tuple(row["prefix_ids"]), row["problem_id"]
         made = world.continuations(step, problem, prefix, row["n"], row["max_new_tokens"])
         texts = ["<answer>" if ANSWERED in ids else "" for ids, _, _ in made]
-        owned = [queries.scores(row, ids, text, reason) for (ids, reason, _), text in zip(made, texts, strict=True)]
+        owned = [queries.scores(row, text, reason) for (_, reason, _), text in zip(made, texts, strict=True)]
         columns["response_ids"].append([list(ids) for ids, _, _ in made])
         columns["response_text"].append(texts)
         columns["rollout_logprobs"].append([[-0.1] * len(ids) for ids, _, _ in made])
         columns["finish_reason"].append([reason for _, reason, _ in made])
-        columns["from_critic"].append(owned)
+        columns["truncated"].append([reason == "length" and not row["chunk"] for _, reason, _ in made])
+        columns["self_scored"].append(owned)
         columns["endpoint_value"].append(
             [world.value(step, problem, prefix + ids) if own else None for (ids, _, _), own in zip(made, owned, strict=True)]
         )
-        columns["prefix_value"].append(world.value(step, problem, prefix) if row["ask_critic"] else None)
+        columns["prefix_value"].append(world.value(step, problem, prefix) if row["ask_value"] else None)
         columns["reference_left_out"].append(False)
         columns["reward"].append([None if own else reward for (_, _, reward), own in zip(made, owned, strict=True)])
-        columns["reward_status"].append(["critic" if own else "ok" for own in owned])
+        columns["reward_status"].append(["self_critic" if own else "ok" for own in owned])
     generated = schema.append(table, {name: columns[name] for name, _ in schema.GENERATE}, "generate")
     return schema.append(generated, {name: columns[name] for name, _ in schema.JUDGE}, "judge")
 
@@ -155,13 +158,13 @@ def real_step(coordinator, chosen, world, step):
 
 
 def reference_of(world, chosen):
-    r = chosen
+    r, critic = chosen, chosen.self_critic
     return AC2Reference(
         world, [p.problem_id for p in PROBLEMS], seed=0, n_refill=r.replay.refill_problems, n_batch=r.problems_per_step,
         g=r.group_size, b=r.chunk_tokens, budget=r.max_new_tokens, capacity=r.replay.capacity, grid=r.replay.cut_grid,
-        max_fraction=0.9, alpha=r.audit_fraction, pairs_kept=r.critic.buffer_pairs, pairs_drawn=r.critic.pairs_per_update, window=5,
-        tau_global=0.20, tau_local=0.18, min_valid=r.min_valid, least=r.reference_reward, lr=r.critic.rate.initial,
-        floor=r.critic.rate.floor, target_entropy=0.28,
+        max_fraction=0.9, alpha=r.audit_fraction, pairs_kept=critic.buffer_pairs, pairs_drawn=critic.pairs_per_update, window=5,
+        tau_global=0.20, tau_local=0.18, min_valid=r.min_valid, least=r.reference_reward, lr=critic.rate.initial,
+        floor=critic.rate.floor, target_entropy=0.28,
     )  # fmt: skip
 
 
@@ -177,9 +180,9 @@ def test_thirty_steps_agree_with_the_plain_restatement(tmp_path):
             assert (row["problem_id"], tuple(row["prefix_ids"]), row["n"], row["max_new_tokens"], row["purpose"]) == (
                 one["problem"], one["prefix"], one["n"], one["tokens"], one["purpose"],
             )  # fmt: skip
-            assert row["advantage"] == pytest.approx(one["advantages"], abs=1e-6)
+            assert row["advantages"] == pytest.approx(one["advantages"], abs=1e-6)
             assert row["actor_mask"] == one["mask"]
-            assert row["critic_target"] == (None if one["target"] is None else pytest.approx(one["target"]))
+            assert row["self_critic_target"] == (None if one["target"] is None else pytest.approx(one["target"]))
             seen |= {row["purpose"], "chunk" if row["chunk"] else "full", *row["finish_reason"], *row["reward_status"]}
         memory = coordinator.memory
         assert memory.readiness.ready == reference.ready
@@ -189,10 +192,10 @@ def test_thirty_steps_agree_with_the_plain_restatement(tmp_path):
         assert pairs == [(p, prefix, target) for p, prefix, target in reference.pairs]
         stored = [(t.problem_id, tuple(coordinator.prefix(t, t.length))) for t in coordinator.trajectories()]
         assert stored == reference.buffer
-        assert_lessons(learner.lesson, lessons)
+        assert_lessons(learner, lessons)
         assert (memory.clip_offset, learner.lr) == (pytest.approx(reference.k), pytest.approx(lr))
-        assert (memory.critic_lr, memory.streak) == (pytest.approx(reference.lr), reference.streak)
-    assert seen >= {"refill", "train", "audit", "chunk", "full", "stop", "length", "critic", "ok"}
+        assert (memory.self_critic_lr, memory.streak) == (pytest.approx(reference.lr), reference.streak)
+    assert seen >= {"refill", "train", "audit", "chunk", "full", "stop", "length", "self_critic", "ok"}
     assert len(reference.ready) >= 3
     assert reference.lr == reference.floor
 
@@ -201,15 +204,15 @@ def without_end(response):
     return tuple(response[:-1] if response[-1] == END else response)
 
 
-def assert_lessons(lesson, expected):
-    """The critic's examples are those of the restatement, in any order."""
-    examples, weight = lesson
-    assert weight == pytest.approx(sum(w for *_, w in expected))
+def assert_lessons(learner, expected):
+    """The self-critic's samples are the lessons of the restatement, in any order."""
+    assert learner.recalled.weight == pytest.approx(sum(w for *_, w in expected))
     wanted = sorted(
-        (PROMPT.query([1, 2, 3], prefix, None if ref is None else without_end(ref)).tolist(), PROMPT.answer(target), w)
+        ([*PROMPT.query([1, 2, 3], prefix, None if ref is None else without_end(ref)).tolist(), *PROMPT.answer(target)], w)
         for _, prefix, ref, target, w in expected
     )
-    assert sorted((e.context.tolist(), e.answer, e.weight) for e in examples) == wanted
+    assert sorted((sample.ids.tolist(), sample.columns["weight"]) for sample in learner.lessons) == wanted
+    assert all(sample.response_length == len(PROMPT.answer(0.5)) for sample in learner.lessons)
 
 
 def test_a_restored_run_goes_on_the_same(tmp_path):
@@ -237,11 +240,9 @@ def test_a_restored_run_goes_on_the_same(tmp_path):
         first._training.pop(step), second._training.pop(step)
 
 
-def group_of(values, from_critic, rewards, prefix_value=0.5):
+def group_of(values, self_scored, rewards, prefix_value=0.5):
     n = len(values)
-    return Group(
-        np.array(rewards, float), np.zeros(n, bool), np.full(n, 5), np.array(values, float), np.array(from_critic), prefix_value
-    )
+    return Group(np.array(rewards, float), np.zeros(n, bool), np.array(values, float), np.array(self_scored), prefix_value)
 
 
 NAN = float("nan")
@@ -250,18 +251,18 @@ NAN = float("nan")
 def test_single_chunks_have_the_prefix_value_as_their_baseline():
     chosen = algorithm(grouped=False, audit_fraction=0.0)
     credited = chosen.credit(group_of([0.8], [True], [NAN]))
-    assert (credited.advantages.tolist(), credited.actor_mask.tolist(), credited.critic_target) == (
+    assert (credited.advantages.tolist(), credited.actor_mask.tolist(), credited.self_critic_target) == (
         [pytest.approx(0.3)],
         [True],
         0.8,
     )
     credited = chosen.credit(group_of([NAN], [False], [1.0]))  # the chunk ended the response
-    assert (credited.advantages.tolist(), credited.critic_target) == ([0.5], 1.0)
+    assert (credited.advantages.tolist(), credited.self_critic_target) == ([0.5], 1.0)
     for lost in (group_of([NAN], [True], [NAN]), group_of([0.8], [True], [NAN], prefix_value=None)):
         credited = chosen.credit(lost)  # in neither loss
-        assert (credited.actor_mask.tolist(), credited.critic_target) == ([False], None)
+        assert (credited.actor_mask.tolist(), credited.self_critic_target) == ([False], None)
     failed = chosen.credit(group_of([NAN], [False], [NAN]))  # the judge failed: reward 0 for the actor, nothing for the critic
-    assert (failed.advantages.tolist(), failed.actor_mask.tolist(), failed.critic_target) == ([-0.5], [True], None)
+    assert (failed.advantages.tolist(), failed.actor_mask.tolist(), failed.self_critic_target) == ([-0.5], [True], None)
 
 
 def test_a_critic_without_values_makes_it_prefix_grpo_and_says_so(tmp_path):
@@ -280,7 +281,7 @@ def test_a_critic_without_values_makes_it_prefix_grpo_and_says_so(tmp_path):
 
 def test_a_critic_that_is_a_constant_is_said_to_be_blind_however_small_its_error():
     chosen = algorithm()
-    memory = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100, spread_floor=0.1)
+    memory = AC2Memory(chosen.self_critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100, spread_floor=0.1)
     for correlation in (0.1,) * 6:
         memory.note_answers([0.9], correlation)
     assert memory.warnings() == []  # nothing is trusted to it yet
@@ -302,44 +303,44 @@ def test_single_chunks_come_from_separate_prefixes_of_ready_problems(tmp_path):
     ready = [row for row in rows if row["chunk"]]
     assert ready
     assert {row["n"] for row in ready} == {1}
-    assert len(ready) % chosen.group_size == 0
-    assert {row["n"] for row in rows if row["purpose"] == "train" and not row["chunk"]} <= {chosen.group_size}
+    assert {row["n"] for row in rows if row["purpose"] == "train" and not row["chunk"]} <= {1, chosen.group_size}
+    assert sum(row["n"] == 1 for row in rows if row["purpose"] == "train") % chosen.group_size == 0
 
 
 def test_references_may_be_too_long_and_pairs_too():
     chosen = algorithm()
-    memory = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=12, spread_floor=0.1)
+    memory = AC2Memory(chosen.self_critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=12, spread_floor=0.1)
 
     def pair(problem, length):
         ids = np.arange(20, 20 + length)
-        memory.add_pair(ObservedGroup(problem, "train", np.array([1]), ids, 0.1, 0.1, np.zeros(1), None, lambda i: ids), 0.1)
+        memory.add_pair(ObservedGroup(problem, "train", np.array([1]), ids, 0.1, np.zeros(1), {}, lambda i: ids), 0.1, None)
 
     memory.bank = {"short": np.array([5]), "long": np.arange(9)}
     for problem, length in (("short", 2), ("long", 2), ("none", 2), ("none", 50)):
         pair(problem, length)
     recalled = memory.recall(np.random.default_rng(0))
     assert recalled.weight == 3
-    assert sorted(e.weight for e in recalled.examples) == [0.5, 0.5, 1.0, 1.0]
+    assert sorted(e.weight for e in recalled.lessons) == [0.5, 0.5, 1.0, 1.0]
     assert (recalled.metrics["ac2/overlong_pairs"], recalled.metrics["ac2/overlong_references"]) == (1, 1)
 
 
 def test_noise_normalization_weighs_pairs_by_the_inverse_spread_of_their_values():
     """Spreads 0.5 and 0 with the floor 0.25 get 2/3 and 4/3; a pair of two prompts has its weight on both together."""
     plain = algorithm()
-    chosen = dataclasses.replace(plain, critic=dataclasses.replace(plain.critic, noise_normalization=True))
-    memory = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100, spread_floor=0.25)
+    chosen = dataclasses.replace(plain, self_critic=dataclasses.replace(plain.self_critic, noise_normalization=True))
+    memory = AC2Memory(chosen.self_critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100, spread_floor=0.25)
     for problem, spread in (("noisy", 0.5), ("flat", 0.0)):
         ids = np.array([20])
-        memory.add_pair(ObservedGroup(problem, "train", ids, ids, 0.1, 0.1, np.zeros(1), spread, lambda i: np.array([5])), 0.1)
+        memory.add_pair(ObservedGroup(problem, "train", ids, ids, 0.1, np.zeros(1), {}, lambda i: np.array([5])), 0.1, spread)
     memory.bank = {"flat": np.array([5])}
     recalled = memory.recall(np.random.default_rng(0))
     assert recalled.weight == 2
-    assert sorted(e.weight for e in recalled.examples) == pytest.approx([2 / 3, 2 / 3, 2 / 3])
-    assert recalled.metrics["critic/noise_weight/max"] == pytest.approx(4 / 3)
-    again = AC2Memory(chosen.critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100, spread_floor=0.25)
+    assert sorted(e.weight for e in recalled.lessons) == pytest.approx([2 / 3, 2 / 3, 2 / 3])
+    assert recalled.metrics["ac2/noise_weight/max"] == pytest.approx(4 / 3)
+    again = AC2Memory(chosen.self_critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100, spread_floor=0.25)
     again.restore(*memory.state())
     assert [pair.spread for pair in again.pairs] == [0.5, 0.0]
-    values = Group(np.array([0.2, 0.6]), *np.zeros((2, 2), bool), np.array([np.nan, np.nan]), np.zeros(2, bool))
+    values = Group(np.array([0.2, 0.6]), np.zeros(2, bool), np.array([np.nan, np.nan]), np.zeros(2, bool))
     assert chosen.credit(values).return_std == pytest.approx(0.2)
 
 
@@ -392,21 +393,21 @@ def test_table_4_number_for_number(long_model):
         256,
     )
     assert (a.max_new_tokens, a.chunk_tokens, a.replay.cut_grid, a.replay.max_cut_fraction) == (50_000, 10_000, 10_000, 0.9)
-    assert (a.critic.buffer_pairs, a.critic.pairs_per_update, a.min_valid) == (1920, 768, 8)
+    assert (a.self_critic.buffer_pairs, a.self_critic.pairs_per_update, a.min_valid) == (1920, 768, 8)
     assert run.optimizer.lr == 2e-6
-    assert (a.critic.rate.initial, a.critic.rate.floor) == (
+    assert (a.self_critic.rate.initial, a.self_critic.rate.floor) == (
         pytest.approx(2 * np.sqrt(2) * 1e-6),
         pytest.approx(5 * np.sqrt(2) * 1e-7),
     )
     assert a.problems_per_step * a.group_size // a.minibatches == 1536
-    assert (a.critic.clip_grad_norm, a.critic.betas, a.critic.eps) == (0.2, (0.9, 0.999), 1e-8)
+    assert (a.self_critic.clip_grad_norm, a.self_critic.betas, a.self_critic.eps) == (0.2, (0.9, 0.999), 1e-8)
     assert (a.readiness.window, a.readiness.global_threshold, a.readiness.local_threshold) == (5, 0.20, 0.18)
     assert (run.sampling.temperature, run.sampling.top_p, run.sampling.top_k) == (0.8, 1.0, -1)
     e = run.evaluation
     assert (e.n, e.every, e.temperature, e.top_p, e.top_k, run.task.max_new_tokens) == (16, 10, 0.8, 0.95, 20, 50_000)
     # Appendix C, beside the table.
     assert 5 / 7 < a.reference_reward <= 6 / 7
-    assert (a.critic.rate.ratio, a.critic.rate.patience) == (2.0, 2)
+    assert (a.self_critic.rate.ratio, a.self_critic.rate.patience) == (2.0, 2)
     assert (run.optimizer.clip_grad_norm, run.optimizer.weight_decay, a.dual_clip) == (0.3, 0.01, 3.0)
     k = a.entropy
     assert (k.target, k.step, k.minimum, k.maximum, k.initial, a.clip_low, a.clip_high) == (
@@ -421,7 +422,7 @@ def test_table_4_number_for_number(long_model):
 
 
 def test_the_baselines_of_the_paper(long_model):
-    grpo, prefix = of_paper("grpo_paper", long_model), of_paper("prefix_grpo_paper", long_model)
+    grpo, prefix = (of_paper("ac2_paper", long_model, f"algorithm={name}") for name in ("grpo", "prefix_grpo"))
     assert (grpo.algorithm.problems_per_step, grpo.algorithm.group_size, grpo.algorithm.replay) == (256, 16, None)
     assert (prefix.algorithm.problems_per_step, prefix.algorithm.group_size) == (192, 16)
     assert prefix.algorithm.replay == of_paper("ac2_paper", long_model).algorithm.replay
@@ -438,12 +439,14 @@ def test_each_variant_is_ac2_but_for_its_own_fields():
         "ac2_correct_only": {"replay"},
         "ac2_short_chunks": {"chunk_tokens", "replay"},
         "ac2_stale": {"replay"},
-        "ac2_no_reference": {"critic"},
+        "ac2_no_reference": {"self_critic"},
         "ac2_long_responses": {"max_new_tokens"},
     }
     for name, fields in changed.items():
         variant = configure(f"algorithm={name}").algorithm
-        assert {f.name for f in dataclasses.fields(base) if getattr(base, f.name) != getattr(variant, f.name)} == fields, name
+        assert {f.name for f in dataclasses.fields(base) if getattr(base, f.name) != getattr(variant, f.name)} == fields | {
+            "name"
+        }, name
     assert configure("algorithm=ac2_correct_only").algorithm.replay.least_reward == base.reference_reward
     stale = configure("algorithm=ac2_stale").algorithm.replay
     assert stale.refill_problems == stale.capacity == base.replay.refill_problems * stale.refill_every

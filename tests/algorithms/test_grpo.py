@@ -14,7 +14,7 @@ rewards = st.lists(st.one_of(st.floats(0, 1), st.just(float("nan"))), min_size=2
 
 def group(values, truncated=None):
     n = len(values)
-    return Group(np.array(values, float), np.array(truncated or [False] * n), np.full(n, 5), np.full(n, np.nan), np.zeros(n, bool))
+    return Group(np.array(values, float), np.array(truncated or [False] * n), np.full(n, np.nan), np.zeros(n, bool))
 
 
 def grpo(**fields):
@@ -59,7 +59,7 @@ def test_dynamic_sampling_drops_groups_of_one_reward_value():
 
 
 class State:
-    kept_groups = 5
+    kept_groups, round = 5, 0
 
     def fresh_problems(self, count):
         return [Problem(str(i), "s", [1], "") for i in range(count)]

@@ -38,26 +38,26 @@ REPLAY = Replay(capacity=256, refill_problems=3, cut_grid=10, max_cut_fraction=0
 @given(st.integers(1, 500), st.integers(1, 60), st.integers(0, 100))
 def test_cuts_are_multiples_of_the_grid_within_the_fraction(length, grid, seed):
     replay = Replay(256, 1, grid, 0.9)
-    cut = replay.cut(length, State([], seed))
+    cut = replay.cut(length, np.random.default_rng(seed))
     assert cut % grid == 0
     assert 0 <= cut <= 0.9 * length
 
 
 def test_cuts_are_uniform_and_reach_both_ends():
-    state = State([])
-    cuts = [REPLAY.cut(50, state) for _ in range(5000)]  # 0.9 x 50 = 45: cuts at 0, 10, 20, 30, 40
+    rng = np.random.default_rng(0)
+    cuts = [REPLAY.cut(50, rng) for _ in range(5000)]  # 0.9 x 50 = 45: cuts at 0, 10, 20, 30, 40
     values, counts = np.unique(cuts, return_counts=True)
     assert values.tolist() == [0, 10, 20, 30, 40]
     assert (np.abs(counts - 1000) < 5 * np.sqrt(800)).all()
-    exact = {REPLAY.cut(100, state) for _ in range(2000)}  # 0.9 x 100 is a multiple itself and may be cut at
+    exact = {REPLAY.cut(100, rng) for _ in range(2000)}  # 0.9 x 100 is a multiple itself and may be cut at
     assert max(exact) == 90
 
 
 def test_paper_scale_cuts():
     replay = Replay(256, 192, 10_000, 0.9)
-    state = State([])
-    assert {replay.cut(50_000, state) for _ in range(500)} == {0, 10_000, 20_000, 30_000, 40_000}
-    assert {replay.cut(11_111, state) for _ in range(100)} == {0}  # 0.9 x 11111 = 9999.9
+    rng = np.random.default_rng(0)
+    assert {replay.cut(50_000, rng) for _ in range(500)} == {0, 10_000, 20_000, 30_000, 40_000}
+    assert {replay.cut(11_111, rng) for _ in range(100)} == {0}  # 0.9 x 11111 = 9999.9
 
 
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 50))
@@ -84,7 +84,9 @@ def test_fresh_problems_stand_in_while_the_buffer_is_empty():
 
 
 def test_prefix_grpo_plans_refills_once_and_counts_the_prefix_in_the_budget():
-    algorithm = configure("algorithm=prefix_grpo", "algorithm.problems_per_step=6").algorithm
+    algorithm = configure(
+        "algorithm=prefix_grpo", "algorithm.problems_per_step=6", "algorithm.max_rounds=2", "algorithm.dynamic_sampling=true"
+    ).algorithm
     rows = algorithm.plan(State([("a", 100), ("b", 60)]))
     refill, train = [r for r in rows if r.purpose == "refill"], [r for r in rows if r.purpose == "train"]
     assert [(r.n, r.prefix_ids, r.max_new_tokens) for r in refill] == [
@@ -94,6 +96,7 @@ def test_prefix_grpo_plans_refills_once_and_counts_the_prefix_in_the_budget():
     assert all(r.n == algorithm.group_size and len(r.prefix_ids) + r.max_new_tokens == algorithm.max_new_tokens for r in train)
     assert any(r.prefix_ids for r in train)
     assert {r.purpose for r in algorithm.plan(State([("a", 100)], round=1))} == {"train"}
+    assert algorithm.plan(State([("a", 100)], round=2)) == []
 
 
 @pytest.mark.parametrize(("field", "value"), [("capacity", 0), ("refill_problems", 0), ("cut_grid", 0), ("max_cut_fraction", 1.0)])

@@ -17,23 +17,24 @@ from typing import Any
 import numpy as np
 import ray
 
-from algorithms.critic import CriticPrompt
 from algorithms.flops import DecodingCost
+from algorithms.self_critic import SelfCriticPrompt
 from algorithms.types import Problem
 from pipelines.command import cluster
 from pipelines.config.run import RunConfig
-from pipelines.engines.engine import Sampling
+from pipelines.engines.config import Sampling
 from pipelines.rollout.coordinator import Coordinator, CoordinatorConfig
 from pipelines.rollout.dataset import rollout_dataset
 from pipelines.store.tracker import TrackingConfig
 from pipelines.trainer.batching import trainer_rows
 from pipelines.trainer.config import read_model_config
+from pipelines.trainer.link import CoordinatorLink
 from serve import judge
 from tests.conftest import configure
 
 BUDGET, PROMPT_TOKENS, PROBLEMS = 50_000, 300, 1000
 SHORTEST = 10_000
-PROMPT = CriticPrompt((7,), tuple(range(100)), tuple(range(90)), tuple(range(40)), tuple((10 + i, 1) for i in range(11)))
+PROMPT = SelfCriticPrompt((7,), tuple(range(100)), tuple(range(90)), tuple(range(40)), tuple((10 + i, 1) for i in range(11)))
 
 
 class StandIn:
@@ -51,9 +52,10 @@ class StandIn:
             "response_text": ["37+5=42;" * (length // 2) + "#33" for length in lengths],  # about four characters a token
             "rollout_logprobs": [rng.random(length, dtype=np.float32) for length in lengths],
             "finish_reason": ["length" if own else "stop" for own in owned],
-            "from_critic": owned,
+            "truncated": [False for _ in owned],
+            "self_scored": owned,
             "endpoint_value": [round(float(rng.integers(11)) / 10, 1) if own else None for own in owned],
-            "prefix_value": 0.3 if row["ask_critic"] else None,
+            "prefix_value": 0.3 if row["ask_value"] else None,
             "reference_left_out": False,
         }
 
@@ -62,7 +64,7 @@ def sized(config: RunConfig, prefixes: int) -> Any:
     """Table 4's AC2 with this many prefixes; all else that counts trajectories in proportion."""
     share = prefixes / 192
     replay = dataclasses.replace(config.algorithm.replay, capacity=int(256 * share), refill_problems=prefixes, cut_grid=10_000)
-    critic = dataclasses.replace(config.algorithm.critic, buffer_pairs=int(1920 * share), pairs_per_update=int(768 * share))
+    critic = dataclasses.replace(config.algorithm.self_critic, buffer_pairs=int(1920 * share), pairs_per_update=int(768 * share))
     readiness = dataclasses.replace(config.algorithm.readiness, global_threshold=1.0, local_threshold=0.5)  # so that chunks occur
     return dataclasses.replace(
         config.algorithm,
@@ -72,7 +74,7 @@ def sized(config: RunConfig, prefixes: int) -> Any:
         chunk_tokens=10_000,
         min_valid=8,
         replay=replay,
-        critic=critic,
+        self_critic=critic,
         readiness=readiness,
         reference_reward=0.0,
     )
@@ -94,7 +96,7 @@ def settings(config: RunConfig, folder: Path) -> CoordinatorConfig:
         replay_url=str(folder / "replay"),
         replay_start_from=None,
         tokenizer_hash="stand-in",
-        critic_prompt=PROMPT,
+        self_critic_prompt=PROMPT,
         context_limit=2 * BUDGET + 1000,
         tracking=tracking,
         params={},
@@ -113,7 +115,9 @@ def measure(config: RunConfig, prefixes: int, steps: int) -> dict[str, float]:
     cost = DecodingCost.of_config(read_model_config(config.model.path))
     remote: Any = ray.remote(Coordinator)
     coordinator = remote.options(num_cpus=0.1).remote(settings(config, folder), algorithm, problems, problems[:1], cost, None)
-    dataset = rollout_dataset(coordinator, StandIn(), config.judge, algorithm, {"train": config.sampling}, blocks=8)  # type: ignore[arg-type]
+    dataset = rollout_dataset(
+        CoordinatorLink(coordinator), StandIn(), config.judge, algorithm, {"train": config.sampling}, blocks=8
+    )  # type: ignore[arg-type]
     took: dict[str, float] = {}
     for step in range(1, steps + 1):
         began = time.perf_counter()
@@ -121,7 +125,7 @@ def measure(config: RunConfig, prefixes: int, steps: int) -> dict[str, float]:
         planned = time.perf_counter()
         tokens = 0
         for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
-            tokens += sum(len(ids) for row in trainer_rows(batch) for ids in row["response_ids"])
+            tokens += sum(len(ids) for row in trainer_rows(batch, algorithm.credit_type) for ids in row["response_ids"])
         delivered = time.perf_counter()
         recalled = ray.get(coordinator.recall.remote(step, 0, 4))
         drawn = time.perf_counter()

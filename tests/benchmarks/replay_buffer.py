@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from algorithms.replay import Replay
 from algorithms.types import Problem
-from pipelines.store.replay_buffer import SCHEMA, ReplayBuffer, read_index
+from pipelines.store.replay_buffer import ReplayBuffer, read_index
+from pipelines.store.trajectories import SCHEMA
 
 PREFIXES = 192
 

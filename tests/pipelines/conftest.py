@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pipelines.config.run import critic_queries
+from pipelines.config.run import self_critic_of
 from tests.conftest import TINY, configure
 
 
@@ -17,7 +17,7 @@ def tiny_pool(ray_cluster, tmp_path_factory: pytest.TempPathFactory):
     from pipelines.weights.folder import write_current
 
     with_critic = configure("algorithm=ac2", "task=number_walk")
-    queries = critic_queries(with_critic)
+    queries = self_critic_of(with_critic)
     assert queries is not None
     weights = tmp_path_factory.mktemp("weights")
     config = dataclasses.replace(with_critic.engines, count=2, threads=1, max_restarts=2)

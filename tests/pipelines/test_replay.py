@@ -8,16 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.critic import CriticPrompt
+from algorithms.replay import Replay
+from algorithms.self_critic import SelfCriticPrompt
 from pipelines import replay
-from pipelines.config.run import ConfigError
-from pipelines.engines.self_critic import CriticQueries
+from pipelines.config.make import ConfigError
+from pipelines.engines.self_critic import SelfCritic
+from pipelines.report.diagnostics import read_groups
 from pipelines.rollout import schema
 from pipelines.store.replay_buffer import ReplayBuffer
-from tests.pipelines.test_replay_buffer import row, table
+from tests.pipelines.store.test_replay_buffer import row, table
 
-JOB = replay.ReplayJob(prefixes=3, group_size=2, cut="grid", grid=4, chunk_tokens=3, rows_per_file=2, seed=0, budget=40)
-PROMPT = CriticPrompt((), (2,), (3,), (4, 2), tuple((10 + i, 1) for i in range(11)))
+REPLAY = Replay(capacity=1, refill_problems=1, cut_grid=4, max_cut_fraction=0.9)
+JOB = replay.ReplayJob(
+    prefixes=3,
+    group_size=2,
+    cut="grid",
+    chunk_tokens=3,
+    rows_per_file=2,
+    seed=0,
+    budget=40,
+    replay=REPLAY,
+    reference_reward=0.857,
+)
+PROMPT = SelfCriticPrompt((), (2,), (3,), (4, 2), tuple((10 + i, 1) for i in range(11)))
 
 
 def stored(problems, rewards):
@@ -28,7 +41,7 @@ def stored(problems, rewards):
 
 @given(st.integers(1, 200), st.sampled_from(["fraction", "grid"]), st.integers(0, 50))
 def test_cuts_lie_where_the_paper_has_them(length, cut, seed):
-    job = replay.ReplayJob(1, 1, cut, 7, 1, 1, 0, 100)
+    job = dataclasses.replace(JOB, cut=cut, replay=dataclasses.replace(REPLAY, cut_grid=7))
     at = job.cut_of(length, np.random.default_rng(seed))
     if cut == "grid":
         assert at % 7 == 0
@@ -72,13 +85,13 @@ def judged(reference):
 
 
 def test_the_critic_is_asked_at_the_prefix_and_after_a_chunk_with_the_reference_and_without():
-    queries = CriticQueries(PROMPT, budget=40, context_limit=100, complete_answer=None)
-    (asked,) = replay.ask(judged([9, 9]), Critic(), queries, chunk_tokens=3).to_pylist()
+    queries = SelfCritic(PROMPT, context_limit=100, complete_answer=None)
+    (asked,) = replay.ask(judged([9, 9]), Critic(), queries, JOB).to_pylist()
     assert asked["probed"] == [False, True, True]  # the first ended within its chunk
     assert (asked["value"], asked["value_with_reference"]) == (pytest.approx(0.4), pytest.approx(0.3))
     assert asked["probe_value"] == [None, pytest.approx(0.7), pytest.approx(0.7)]
     assert asked["probe_value_with_reference"] == [None, pytest.approx(0.6), pytest.approx(0.6)]
-    (asked,) = replay.ask(judged(None), Critic(), queries, chunk_tokens=5).to_pylist()
+    (asked,) = replay.ask(judged(None), Critic(), queries, dataclasses.replace(JOB, chunk_tokens=5)).to_pylist()
     assert asked["probed"] == [False, False, True]
     assert asked["probe_value"] == [None, None, None]  # an answer that was no value
     assert asked["value_with_reference"] is None
@@ -88,7 +101,7 @@ def test_a_job_goes_on_with_what_is_missing_and_refuses_another_jobs_folder(tmp_
     assert replay._missing(tmp_path, "job", 3) == [0, 1, 2]
     replay._write(pa.table({"row_id": [5, 4]}), {4: str(replay.file_of(tmp_path, 1))})
     assert replay._missing(tmp_path, "job", 3) == [0, 2]
-    assert [one["row_id"] for one in replay.read_groups([str(tmp_path)])] == [4, 5]
+    assert [one["row_id"] for one in read_groups([str(tmp_path)])] == [4, 5]
     with pytest.raises(ConfigError, match="groups of another job"):
         replay._missing(tmp_path, "other", 3)
 

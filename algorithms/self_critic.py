@@ -1,0 +1,119 @@
+"""The self-critic, the language model itself: its grid of answers, its prompt around a state, its targets (AC2 3.2, 3.3, C)."""
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+LEVELS = 10
+VALUES = tuple(i / LEVELS for i in range(LEVELS + 1))  # 0, 0.1, ..., 1
+MAX_ANSWER_TOKENS = 4  # that the self-critic may generate, the end of its turn included
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+
+
+def round_to_grid(value: float) -> float:
+    """The nearest grid value, ties down (0.25 becomes 0.2)."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"a value of {value} is not between 0 and 1.")
+    return VALUES[max(0, math.ceil(LEVELS * value - 0.5 - 1e-9))]  # means of tenths are off by binary fractions
+
+
+def parse_value(text: str) -> float | None:
+    """The first number in the critic's answer that is a grid value; None if there is none."""
+    for match in _NUMBER.finditer(text):
+        scaled = LEVELS * float(match.group())
+        if scaled <= LEVELS and abs(scaled - round(scaled)) < 1e-9:
+            return VALUES[round(scaled)]
+    return None
+
+
+def format_value(value: float) -> str:
+    """A grid value as the critic writes it: `0`, `0.1`, ... `1`."""
+    return f"{round(value, 1):g}"
+
+
+@dataclass(frozen=True)
+class SelfCriticPrompt:
+    """Token ids that turn a state into the question for its value: everything that follows a partial response.
+
+    The instruction is a new user turn, and the reply is begun for the model, so that only the number is left to say.
+    """
+
+    close_thinking: tuple[int, ...]  # ends the thinking section of a response that has not ended it; empty for models without
+    plain: tuple[int, ...]
+    before_reference: tuple[int, ...]
+    after_reference: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]  # of each grid value: its tokens and the one that ends the critic's turn
+
+    def answer(self, value: float) -> tuple[int, ...]:
+        """What the critic shall say for a grid value."""
+        return self.answers[round(LEVELS * value)]
+
+    def query(self, prompt: ArrayLike, response: ArrayLike, reference: ArrayLike | None) -> np.ndarray:
+        """The critic's context at the state `prompt + response`, with a reference solution or without; token ids, int32."""
+        response = _ids(response)
+        closing = () if self._ends_of_thinking(response).size else self.close_thinking
+        if reference is None:
+            parts = [_ids(prompt), response, _ids(closing), _ids(self.plain)]
+        else:
+            after = [_ids(self.before_reference), _ids(reference), _ids(self.after_reference)]
+            parts = [_ids(prompt), response, _ids(closing), *after]
+        return np.concatenate(parts)
+
+    def solution(self, response: ArrayLike) -> np.ndarray:
+        """The part of a finished response that can serve as a reference: what follows its thinking, without the end of its turn."""
+        response = _ids(response)
+        if (ends := self._ends_of_thinking(response)).size:
+            response = response[ends[-1] :]
+        return response[:-1] if len(response) and response[-1] == self.end_of_turn else response
+
+    @property
+    def longest_instruction(self) -> int:
+        """Tokens that a question adds to a state, without the reference."""
+        return len(self.close_thinking) + max(len(self.plain), len(self.before_reference) + len(self.after_reference))
+
+    @property
+    def end_of_turn(self) -> int:
+        return self.answers[0][-1]
+
+    def _ends_of_thinking(self, response: np.ndarray) -> np.ndarray:
+        """Places right after each closing of a thinking section."""
+        size = len(self.close_thinking)
+        if not size or len(response) < size:
+            return np.zeros(0, int)
+        windows = np.lib.stride_tricks.sliding_window_view(response, size)
+        return np.flatnonzero((windows == np.asarray(self.close_thinking)).all(1)) + size
+
+
+def _ids(ids: ArrayLike) -> np.ndarray:
+    return np.asarray(ids, np.int32)
+
+
+def group_target(values: np.ndarray, minimum: int) -> float | None:
+    """The critic's target at a prefix: the mean of its group's endpoint values on the grid.
+
+    `values` [n] has NaN where a value is invalid or the judge failed; fewer than `minimum` valid ones give no target.
+    """
+    valid = values[~np.isnan(values)]
+    return round_to_grid(float(valid.mean())) if len(valid) >= minimum else None
+
+
+def value_error(prediction: float | None, target: float) -> float:
+    """`|V(s) - target|`, and 1 for an answer that was no value (AC2 Appendix C, Readiness)."""
+    return 1.0 if prediction is None else abs(prediction - target)
+
+
+def endpoint_advantages(values: np.ndarray, self_scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`A_i = v_i - mean_j v_j` within a group, and which continuations the actor learns from; all [n].
+
+    A value that the critic could not give (NaN) counts as the mean of the group's valid ones, or 0 without any, and its
+    continuation gets no loss. A reward that the judge could not give counts as 0 and keeps its continuation's loss (Appendix C).
+    """
+    filled = np.where(np.isnan(values) & ~self_scored, 0.0, values)
+    invalid = np.isnan(filled)
+    valid = values[~np.isnan(values)]
+    filled = np.where(invalid, valid.mean() if len(valid) else 0.0, filled)
+    return filled - filled.mean(), ~invalid

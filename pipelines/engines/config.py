@@ -1,0 +1,70 @@
+"""Settings of the engines, how they sample, and the environment of their processes."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How many engines there are and what each of them gets."""
+
+    count: int
+    tensor_parallel_size: int
+    num_cpus: float
+    num_gpus: float
+    threads: int  # OpenMP threads of one engine on CPUs
+    kv_cache_gib: float  # KV cache of one engine on CPUs
+    gpu_memory_utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int | None
+    enforce_eager: bool
+    start_timeout_s: float
+    request_timeout_s: float  # of one block's generation; an engine that takes longer is taken for hung
+    sync_timeout_s: float
+    max_restarts: int  # of one engine that died or hung, in a run
+    weight_sync: str  # checkpoint | nccl
+
+    def __post_init__(self) -> None:
+        if self.weight_sync not in ("checkpoint", "nccl"):
+            raise ValueError(f"cluster.engines.weight_sync={self.weight_sync}: use checkpoint or nccl.")
+        if self.weight_sync == "nccl" and not self.num_gpus:
+            raise ValueError("cluster.engines.weight_sync=nccl needs engines on GPUs; use checkpoint.")
+        if self.weight_sync == "nccl" and self.max_restarts:
+            raise ValueError(
+                "cluster.engines.weight_sync=nccl: an engine that starts again cannot join the group of the others; set "
+                "cluster.engines.max_restarts=0 (the run then ends, and resume= goes on from its newest checkpoint) or use "
+                "checkpoint."
+            )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Training refuses top-p and top-k: the trainer could not reproduce their probabilities."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = -1
+
+    def check_for_training(self) -> None:
+        """ValueError if log-probabilities of samples would not be those of the policy at its temperature."""
+        if self.top_p != 1.0 or self.top_k not in (-1, 0) or self.temperature <= 0:
+            raise ValueError(
+                f"sampling(temperature={self.temperature}, top_p={self.top_p}, top_k={self.top_k}): training samples the whole "
+                "distribution; use temperature > 0, top_p=1 and top_k=-1 (evaluation may differ)."
+            )
+
+
+def environment(config: EngineConfig) -> dict[str, str]:
+    """Environment of an engine actor: in-process and thread-bound on CPUs, where spinning processes starve each other."""
+    shared = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    if config.num_gpus:
+        return shared
+    if config.enforce_eager:
+        # vLLM compiles two small functions all the same, and the first sample waits for them: 20 s, or 4 s from a warm cache.
+        shared["TORCH_COMPILE_DISABLE"] = "1"
+    return shared | {
+        "OMP_NUM_THREADS": str(config.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
+    }

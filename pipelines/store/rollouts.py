@@ -1,0 +1,22 @@
+"""The groups of each step on disk, as Parquet in the schema of `pipelines/rollout/schema.py`."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+def rollouts_file(output_dir: str | Path, step: int) -> Path:
+    """Where the groups of a step lie."""
+    return Path(output_dir) / "rollouts" / f"step_{step:06d}.parquet"
+
+
+def write_rollouts(output_dir: str, step: int, table: pa.Table, keep: int | None) -> None:
+    """Keep a step's groups, and only those of the newest `keep` steps."""
+    file = rollouts_file(output_dir, step)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, file)
+    if keep is not None:
+        for old in file.parent.glob("step_*.parquet"):
+            if int(old.stem.removeprefix("step_")) <= step - keep:
+                old.unlink()
