@@ -115,9 +115,8 @@ def measure(config: RunConfig, prefixes: int, steps: int) -> dict[str, float]:
     cost = DecodingCost.of_config(read_model_config(config.model.path))
     remote: Any = ray.remote(Coordinator)
     coordinator = remote.options(num_cpus=0.1).remote(settings(config, folder), algorithm, problems, problems[:1], cost, None)
-    dataset = rollout_dataset(
-        CoordinatorLink(coordinator), StandIn(), config.judge, algorithm, {"train": config.sampling}, blocks=8
-    )  # type: ignore[arg-type]
+    engines: Any = StandIn()
+    dataset = rollout_dataset(CoordinatorLink(coordinator), engines, config.judge, algorithm, {"train": config.sampling}, blocks=8)
     took: dict[str, float] = {}
     for step in range(1, steps + 1):
         began = time.perf_counter()

@@ -19,7 +19,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from pipelines.data import worlds as testbed
+from pipelines.data import worlds
 
 WARM_UP = 1  # steps
 SEQUENCES = 256
@@ -55,7 +55,7 @@ def prompt_tokens(rows: list[dict]) -> float:
 
 def through_trl(python: str, world: str, budget: int, generations: int, folder: Path) -> Measured:
     """TRL logs lengths and rewards once per generation; the first one has no beginning to count from."""
-    rows = testbed.problem_rows(world, "train", 2048)
+    rows = worlds.problem_rows(world, "train", 2048)
     file = folder / "rows.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows))
     script, verifier = str(Path(__file__).with_name("trl_run.py")), str(ROOT / f"serve/verifiers/{world}.py")

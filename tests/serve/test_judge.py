@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 
-from pipelines.rollout.dataset import _ask_judge
+from pipelines.rollout.stages import _ask_judge
 from serve import judge
 from tests.conftest import configure
 from tests.distributed import free_port

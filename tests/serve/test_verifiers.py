@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from pipelines.data import worlds as testbed
+from pipelines.data import demonstrations, worlds
 from serve.verifiers import chain_arithmetic, find, graded_chain, number_walk
 from serve.verifiers.math_answer import score as math_score
 from serve.verifiers.reasoning_gym_task import score as gym_score
@@ -54,11 +54,11 @@ def test_graded_chain_scores_the_part_that_is_right(response, reward):
 NOISY = {"chain_arithmetic": (0.25, 0.45), "graded_chain": (0.45, 0.65), "number_walk": (0.25, 0.45)}  # graded: part by part
 
 
-@pytest.mark.parametrize("world", testbed.WORLDS)
+@pytest.mark.parametrize("world", worlds.WORLDS)
 def test_faultless_demonstrations_score_one_and_noisy_ones_about_a_third(world):
     rng, score = random.Random(0), find(world).load()
-    problems = [testbed.WORLDS[world].problem(rng) for _ in range(1000)]
-    demonstrate = testbed.WORLDS[world].demonstration
+    problems = [worlds.WORLDS[world].problem(rng) for _ in range(1000)]
+    demonstrate = worlds.WORLDS[world].demonstration
     assert all(score(demonstrate(p, rng, False), p.ground_truth, {}) == 1.0 for p in problems)
     mean = sum(score(demonstrate(p, rng, True), p.ground_truth, {}) for p in problems) / len(problems)
     low, high = NOISY[world]
@@ -66,7 +66,7 @@ def test_faultless_demonstrations_score_one_and_noisy_ones_about_a_third(world):
 
 
 def test_given_up_chains_end_early_with_the_number_they_reached():
-    rows = testbed.stage_rows("graded", seed=0)[-4000:]
+    rows = demonstrations.stage_rows("graded", seed=0)[-4000:]
     score = find("graded_chain").load()
     early = [row for row in rows if row["response"].count(";") < (len(row["prompt"][0]["content"]) - 2) // 2]
     assert 0.2 < len(early) / len(rows) < 0.25  # a cut after the last step is no cut
@@ -103,25 +103,23 @@ def test_unknown_source_names_the_near_ones():
 
 
 def test_no_validation_problem_is_trained_on():
-    for world in testbed.WORLDS:
+    for world in worlds.WORLDS:
         prompts = {
-            split: {r["prompt"][0]["content"] for r in testbed.problem_rows(world, split, 256)} for split in ("train", "validation")
+            split: {r["prompt"][0]["content"] for r in worlds.problem_rows(world, split, 256)} for split in ("train", "validation")
         }
         assert len(prompts["train"]) == len(prompts["validation"]) == 256
         assert not prompts["train"] & prompts["validation"]
-    held_out = {
-        r["prompt"][0]["content"] for w in testbed.WORLDS for r in testbed.problem_rows(w, "validation", testbed.VALIDATION)
-    }
-    assert not held_out & {row["prompt"][0]["content"] for row in testbed.stage_rows("noise", seed=0, limit=2000)}
+    held_out = {r["prompt"][0]["content"] for w in worlds.WORLDS for r in worlds.problem_rows(w, "validation", worlds.VALIDATION)}
+    assert not held_out & {row["prompt"][0]["content"] for row in demonstrations.stage_rows("noise", seed=0, limit=2000)}
 
 
 def test_every_embedded_task_has_the_problems_that_its_configuration_asks_for():
-    for world in testbed.WORLDS:
+    for world in worlds.WORLDS:
         config = configure(f"task={world}").task
         for data in (config.train, config.validation):
-            assert len(testbed.problem_rows(world, data.split, data.count)) == data.count
+            assert len(worlds.problem_rows(world, data.split, data.count)) == data.count
 
 
 def test_a_world_with_too_few_problems_says_so():
     with pytest.raises(ValueError, match=r"number_walk has \d+ distinct train problems, not 8192: lower the count"):
-        testbed.problem_rows("number_walk", "train", 8192)
+        worlds.problem_rows("number_walk", "train", 8192)
