@@ -11,10 +11,12 @@ from algorithms.losses import (
     clamped_log_ratio,
     clipped_policy_loss,
     kl_penalty,
+    policy_gradient_loss,
     token_weight,
     truncated_importance_weights,
 )
 from algorithms.policy_update import CHOICES
+from algorithms.types import TokenBatch
 
 
 def surrogate(ratio, advantage, low=0.2, high=0.28, dual=3.0):
@@ -85,3 +87,44 @@ def test_aggregations_match_their_definitions(aggregation, lengths, horizon):
         "seq-mean-token-sum-norm": torch.stack([loss.sum() / horizon for loss in losses]).mean(),
     }[aggregation]
     assert float(weighted) == pytest.approx(float(expected), rel=1e-5)
+
+
+def batch_of(logprobs, old, advantages, lengths):
+    """Tokens of whole sequences, one after the other; the engine agrees with the trainer."""
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    zeros = torch.zeros(len(sequence))
+    return TokenBatch(logprobs, zeros, old, old, old, advantages, zeros, sequence)
+
+
+NEW = [-1.0, -0.5, -2.0, -0.1, -0.2]
+OLD = torch.tensor([-1.1, -0.9, -1.0, -0.15, -0.3])
+ADVANTAGES, LENGTHS = torch.tensor([1.0, 1.0, -0.5, -0.5, -0.5]), [2, 3]
+
+
+def test_gspo_is_its_objective_in_plain_code():
+    """`-1/G sum_i min(s_i A_i, clip(s_i) A_i)` with `s_i = (pi(y) / pi_old(y))^(1/|y|)`, value and gradient."""
+    new = torch.tensor(NEW, requires_grad=True)
+    loss, _ = policy_gradient_loss(batch_of(new, OLD, ADVANTAGES, LENGTHS), 0.2, 0.2, None, None, by_sequence=True)
+    totals = BatchTotals(tokens=5, sequences=2)
+    weights = torch.cat([torch.full((n,), token_weight("seq-mean-token-mean", n, totals, 10)) for n in LENGTHS])
+    mine = (loss * weights).sum()
+    mine.backward()
+    plain = torch.tensor(NEW, requires_grad=True)
+    objective = torch.zeros(())
+    for rows, advantage in ((slice(0, 2), 1.0), (slice(2, 5), -0.5)):
+        s = (plain[rows].sum() - OLD[rows].sum()).div(len(OLD[rows])).exp()
+        objective = objective + torch.minimum(s * advantage, s.clamp(0.8, 1.2) * advantage)
+    expected = -objective / 2
+    expected.backward()
+    assert mine.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert new.grad.tolist() == pytest.approx(plain.grad.tolist(), rel=1e-5, abs=1e-8)
+
+
+def test_cispo_caps_the_weight_and_keeps_the_gradient():
+    """`-sg(min(rho, 1 + high)) A log pi`: a token of ratio e^0.4 above the cap of 1.2 still pulls, with weight 1.2."""
+    new = torch.tensor(NEW, requires_grad=True)
+    loss, logged = policy_gradient_loss(batch_of(new, OLD, ADVANTAGES, LENGTHS), 1.0, 0.2, None, None, cispo=True)
+    loss.sum().backward()
+    weights = [min(math.exp(n - o), 1.2) for n, o in zip(NEW, OLD.tolist(), strict=True)]
+    assert new.grad.tolist() == pytest.approx([-w * a for w, a in zip(weights, ADVANTAGES.tolist(), strict=True)], rel=1e-5)
+    assert logged["actor/pg_clipfrac"].tolist() == [0.0, 1.0, 0.0, 0.0, 0.0]
