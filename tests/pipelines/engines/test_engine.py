@@ -103,7 +103,8 @@ def test_sync_brings_weights_version_and_a_clean_prefix_cache(pool, random_model
 
 PLAIN_ENGINE = """
 import sys, dataclasses, os
-from pipelines.engines.engine import Engine, environment
+from pipelines.engines.config import environment
+from pipelines.engines.engine import Engine
 from tests.conftest import configure
 config = dataclasses.replace(configure().engines, max_num_seqs=8)
 os.environ.update(environment(config))
