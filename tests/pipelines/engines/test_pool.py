@@ -48,6 +48,7 @@ def rows(count, version=3):
             "n": 4,
             "max_new_tokens": 100,
             "seed": i,
+            "chunk": False,
             "policy_version": version,
         }
         for i in range(count)
