@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -87,6 +87,12 @@ class Credit:
     advantages: Floats
     actor_mask: Bools  # False keeps a continuation out of the actor's loss
     keep: bool = True  # False: the group teaches nothing and may be replaced
+
+
+def further_fields(credit_type: type[Credit]) -> list[str]:
+    """The fields that an algorithm's Credit has beyond the common ones."""
+    common = {one.name for one in fields(Credit)}
+    return [one.name for one in fields(credit_type) if one.name not in common]
 
 
 @dataclass(frozen=True)

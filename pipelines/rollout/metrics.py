@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from algorithms.flops import DecodingCost
-from algorithms.types import Credit, ObservedGroup
-from pipelines.trainer.batching import further_fields
+from algorithms.types import Credit, ObservedGroup, further_fields
 
 TOKENS = ("prompt_ids", "prefix_ids", "response_ids", "rollout_logprobs", "response_text", "reference_ids")
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from algorithms.types import Credit, Sample
+from algorithms.types import Credit, Sample, further_fields
 
 PADDING_LIMIT = 0.7  # a sequence shorter than this part of its batch's longest is mostly padding there
 MAX_GROUP = 1 << 16  # continuations a row may have, for a global order of sequences
@@ -41,12 +41,6 @@ def samples_of(row: dict[str, Any], credit_type: type[Credit] = Credit) -> list[
             )
         )
     return samples
-
-
-def further_fields(credit_type: type[Credit]) -> list[str]:
-    """The fields that an algorithm's Credit has beyond the common ones."""
-    common = {field.name for field in dataclasses.fields(Credit)}
-    return [field.name for field in dataclasses.fields(credit_type) if field.name not in common]
 
 
 TOKENS = ("prompt_ids", "prefix_ids", "response_ids", "rollout_logprobs")

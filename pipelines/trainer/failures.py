@@ -1,6 +1,5 @@
 """What an error that travelled through Ray means: its reason in its own words, and whether it is only the echo of another."""
 
-import torch.distributed as dist
 from ray.exceptions import RayActorError
 
 
@@ -23,4 +22,6 @@ def root_cause(error: BaseException) -> str:
 
 def is_collateral(error: Exception) -> bool:
     """Whether an error only says that another process has gone."""
+    import torch.distributed as dist  # seconds, which commands that only print an error need not wait
+
     return isinstance(error, RayActorError | dist.DistError) or "gloo" in str(error).lower()

@@ -6,8 +6,6 @@ Kept light on purpose: Ray's controller and every rank unpickle this module, and
 from typing import Any
 
 import ray.train
-from ray.train import ScalingConfig
-from ray.train.torch import TorchConfig
 
 from pipelines.trainer.config import LearnerConfig, LoopConfig
 
@@ -36,6 +34,9 @@ def run_rank(config: LoopConfig) -> None:
 
 def rank_options(learner: LearnerConfig) -> dict[str, Any]:
     """`TorchTrainer` arguments for the ranks of a configuration: gloo on CPUs, nccl on GPUs."""
+    from ray.train import ScalingConfig
+    from ray.train.torch import TorchConfig  # brings torch, which unpickling this module must not
+
     resources: dict[str, float] = {"CPU": learner.num_cpus}
     if learner.num_gpus:
         resources["GPU"] = learner.num_gpus
