@@ -17,7 +17,7 @@ from algorithms.types import Problem, PromptRow, Recalled, StoredTrajectory
 from pipelines.engines.config import Sampling
 from pipelines.rollout import schema
 from pipelines.rollout.cursor import PromptCursor
-from pipelines.rollout.metrics import light_rows, observed_groups, rollout_metrics
+from pipelines.rollout.metrics import light_rows, observed_groups, rollout_metrics, sample_rows
 from pipelines.rollout.plan import EVAL_ROWS, plan_table
 from pipelines.rollout.record import StepRecord
 from pipelines.rollout.run_buffer import BufferPlace, RunBuffer
@@ -231,12 +231,7 @@ class Coordinator:
         metrics["timing_s/testing"] = record.spans["timing_s/reward"][1] - record.spans["timing_s/gen"][0]
         self._tracker.metrics(metrics, step)
         self._evaluations[step] = mean_score(metrics, n)
-        samples = [
-            {"problem_id": row["problem_id"], "response": text, "reward": reward, "status": status}
-            for row in table.slice(0, self._config.tracking.sample_rollouts).to_pylist()
-            for text, reward, status in zip(row["response_text"][:1], row["reward"][:1], row["reward_status"][:1], strict=True)
-        ]
-        if samples:
+        if samples := sample_rows(table.slice(0, self._config.tracking.sample_rollouts)):
             self._tracker.samples(samples, step)
         return metrics
 

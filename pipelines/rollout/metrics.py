@@ -55,6 +55,15 @@ def observed_groups(table: pa.Table, credit_type: type[Credit]) -> list[Observed
     ]
 
 
+def sample_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """The first response of each group with its verdict, for people."""
+    return [
+        {"problem_id": row["problem_id"], "response": text, "reward": reward, "status": status}
+        for row in table.to_pylist()
+        for text, reward, status in zip(row["response_text"][:1], row["reward"][:1], row["reward_status"][:1], strict=True)
+    ]
+
+
 def rollout_metrics(rows: list[dict[str, Any]], cost: DecodingCost) -> dict[str, float]:
     """Scores, lengths, truncation and decoding cost of one step's light rows.
 
