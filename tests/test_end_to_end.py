@@ -15,6 +15,7 @@ from pipelines.config.compose import compose, resolved
 from pipelines.report.__main__ import main as report
 from tests.commands import ONE_ENGINE, SMALL, alone, killed_after, run
 from tests.conftest import TINY
+from tests.metrics import logged, unlisted
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("joined")]
 
@@ -124,6 +125,12 @@ def test_it_goes_on_in_the_same_mlflow_run(resumed, workspace):
         assert {m.step for m in client.get_metric_history(run.info.run_id, metric)} == set(range(1, STEPS + 1))
     assert {m.step for m in client.get_metric_history(run.info.run_id, "val-core/number_walk/acc/mean_at_2")} == {0, 4, 8, STEPS}
     assert any(artifact.path == "sample_rollouts.json" for artifact in client.list_artifacts(run.info.run_id))
+
+
+def test_all_that_is_logged_is_documented(resumed):
+    names = logged(resumed["output"])
+    assert {"replay/size", "ac2/endpoint_value/mean", "refill/score/mean"} <= names
+    assert not unlisted(names)
 
 
 def test_trainer_and_engine_agree_from_the_first_step(resumed, workspace):

@@ -8,6 +8,8 @@ import pytest
 
 from pipelines.report.__main__ import main as report
 from tests.commands import ONE_ENGINE, SMALL, run
+from tests.metrics import logged as logged_names
+from tests.metrics import unlisted
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("joined")]
 
@@ -65,6 +67,10 @@ def test_the_critic_warms_up_and_then_both_learn(whole):
         assert ("actor/pg_loss" in values) == (step > WARMUP)
         assert values["critic/grad_norm"] > 0
         assert "critic/noise_weight/mean" in values
+
+
+def test_all_that_is_logged_is_documented(whole):
+    assert not unlisted(logged_names(whole))
 
 
 def test_a_branch_does_what_the_run_did_from_there(whole, branch):

@@ -27,15 +27,14 @@ def evaluation_metrics(rows: list[dict[str, Any]], n: int, bootstrap: int = 1000
         scores = [np.array([r for r in row["reward"] if r is not None], float) for row in rows if row["data_source"] == source]
         missing = sum(row["n"] for row in rows if row["data_source"] == source) - sum(map(len, scores))
         scored = [values for values in scores if len(values)]
-        name = f"val-core/{source}/acc"
         metrics[f"val-aux/{source}/missing"] = float(missing)
         if not scored:
             continue
-        metrics[f"{name}/mean@{n}"] = float(np.mean([values.mean() for values in scored]))
+        metrics[f"val-core/{source}/acc/mean@{n}"] = float(np.mean([values.mean() for values in scored]))
         k = 2
         while k <= n:
             best = [rng.choice(values, (bootstrap, k)).max(axis=1).mean() for values in scored]
-            metrics[f"{name}/best@{k}/mean"] = float(np.mean(best))
+            metrics[f"val-core/{source}/acc/best@{k}/mean"] = float(np.mean(best))
             k *= 2
     return metrics
 
