@@ -2,7 +2,8 @@
 `python -m pipelines.report diagnostics groups=FOLDER,FOLDER [out=...] [uri=...]`
 `python -m pipelines.report critic_gradients checkpoints=FOLDER,FOLDER [rollouts=FILE,FILE] [floor=0.075] [bins=6] [widest=0.3]`
 
-compare: runs of an MLflow experiment (or the runs named) side by side, seeds of one configuration as a mean and a band.
+compare: runs of an MLflow experiment (or the runs named) side by side, seeds of one configuration as a mean and a band, labelled
+by what differs between them. baseline= names the algorithm, or one of the labels, whose peak the others are to pass.
 diagnostics: how good a critic is, from folders of `pipelines.replay`, each of one checkpoint. critic_gradients: how much each
 response pulls at a critic model against how noisy its prompt's returns are, for checkpoints and the rollouts of their steps (or
 those named). All write one self-contained page; its figures and tables are in MLflow too.

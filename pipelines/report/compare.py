@@ -35,20 +35,29 @@ def crossing(scores: np.ndarray, flops: np.ndarray, steps: np.ndarray, peak: flo
 
 
 def compare(page: Page, configurations: Sequence[Configuration], baseline: str) -> None:
-    """Fill a page; the first configuration whose label starts with `baseline` is the one to pass."""
+    """Fill a page; the one to pass is the configuration that `baseline` labels, or else the first of that algorithm."""
     shown = [one for one in configurations if len(one.evaluations())]
     left_out = [one.label for one in configurations if not len(one.evaluations())]
     page.heading("Score")
     if left_out:
-        page.text(f"Without a common evaluation, and left out: {', '.join(left_out)}.")
+        page.note(f"Without a common evaluation, and left out: {', '.join(left_out)}.")
     _curves(page, shown)
     _scores_table(page, shown)
-    reference = next((one for one in shown if one.label.startswith(baseline)), None)
-    if reference is not None:
-        _crossings(page, shown, reference)
+    page.heading("Passing the baseline's peak")
+    candidates = [one for one in shown if one.label == baseline] + [one for one in shown if one.algorithm == baseline]
+    if not candidates:
+        page.note(f"No baseline: baseline={baseline} is neither an algorithm nor a label here; give one of {_names(shown)}.")
+    elif len(shown) == 1:
+        page.note(f"{candidates[0].label} is the baseline, and there is no other configuration to pass it.")
+    else:
+        _crossings(page, shown, candidates[0])
     _critic_health(page, configurations)
     _critic_model_health(page, configurations)
     _cost(page, configurations)
+
+
+def _names(configurations: Sequence[Configuration]) -> str:
+    return ", ".join(sorted({one.label for one in configurations} | {one.algorithm for one in configurations})) or "none (no runs)"
 
 
 def _curves(page: Page, configurations: Sequence[Configuration]) -> None:
@@ -109,7 +118,6 @@ def _crossings(page: Page, configurations: Sequence[Configuration], reference: C
     scores, flops = reference.at_evaluations(), np.nan_to_num(reference.flops())
     at = int(scores.mean(0).argmax())
     peak, peak_flops = float(scores.mean(0)[at]), float(flops.mean(0)[at])
-    page.heading(f"Passing {reference.label}'s peak")
     rows = []
     for one in configurations:
         if one is reference:
@@ -127,7 +135,7 @@ def _crossings(page: Page, configurations: Sequence[Configuration], reference: C
                 ", ".join(ratios),
             ]
         )
-    page.text(
+    page.note(
         f"{reference.label} peaks at a mean of {peak:.3f} at step {int(reference.evaluations()[at])}, having spent "
         f"{peak_flops / TERA:.3f} decoding TFLOP. The ratio is these FLOPs over those of the other's first evaluation above that "
         "peak."

@@ -40,12 +40,18 @@ class Page:
         self._parts: list[str] = []
         self.figures: dict[str, bytes] = {}
         self.tables: dict[str, str] = {}
+        self._notes: list[str] = []
 
     def heading(self, text: str) -> None:
         self._parts.append(f"<h2>{html.escape(text)}</h2>")
 
     def text(self, text: str) -> None:
         self._parts.append(f"<p>{html.escape(text)}</p>")
+
+    def note(self, text: str) -> None:
+        """A paragraph that is shown on the screen too: what the reader would otherwise miss."""
+        self.text(text)
+        self._notes.append(text)
 
     def table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """A table; `name` is its file's name in MLflow."""
@@ -87,6 +93,8 @@ class Page:
                 mlflow.log_text(text, f"tables/{name}.txt")
         for text in self.tables.values():
             print(f"\n{text}")
+        for text in self._notes:
+            print(f"\nnote: {text}")
         print(f"\n  page    {out}\n  MLflow  run {run.info.run_id} in {uri}")
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import mlflow
@@ -42,7 +42,12 @@ class Configuration:
     """Runs that differ in nothing but their seed, and the evaluations that all of them have."""
 
     label: str
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Run]
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm that the runs name."""
+        return self.runs[0].params.get("algorithm.name", "")
 
     def evaluations(self) -> np.ndarray:
         """Steps at which every run was evaluated."""
@@ -87,13 +92,33 @@ def _read(client: mlflow.MlflowClient, run: Any) -> Run:
 def configurations(runs: Sequence[Run]) -> list[Configuration]:
     """Runs grouped by what they were told, seeds together, in the order of their first run.
 
-    The label is the runs' name without their seed, or the name of the algorithm with the parameters in which it differs.
+    The label is the algorithm's name, with the parameters in which it differs from the others.
     """
-    groups: dict[tuple[Any, ...], Configuration] = {}
+    groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         key = tuple(sorted((name, value) for name, value in run.params.items() if not name.startswith(INCIDENTAL)))
-        groups.setdefault(key, Configuration("")).runs.append(run)
-    for configuration in groups.values():
-        first = configuration.runs[0]
-        configuration.label = re.sub(rf"[-_ ]?{first.params.get('seed', '')}$", "", first.name)
-    return list(groups.values())
+        groups.setdefault(key, []).append(run)
+    found = [dict(key) for key in groups]
+    return [Configuration(label(own, found), members) for own, members in zip(found, groups.values(), strict=True)]
+
+
+def label(own: dict[str, str], among: Sequence[dict[str, str]]) -> str:
+    """The algorithm's name, and the parameters that others have otherwise: `ac2 chunk_tokens=16 steps=60`.
+
+    Parameters of the algorithm itself are compared among the configurations of that algorithm alone; the rest among all of them.
+    """
+    algorithm = own.get("algorithm.name", "run")
+    siblings = [one for one in among if one.get("algorithm.name", "run") == algorithm]
+    differing = []
+    for name in sorted(set().union(*siblings)):
+        others = siblings if name.startswith("algorithm.") else among
+        if any(one.get(name) != own.get(name) for one in others):
+            differing.append(name)
+    return " ".join([algorithm, *(f"{_shortest(name, differing)}={own.get(name, 'none')}" for name in differing)])
+
+
+def _shortest(name: str, among: Sequence[str]) -> str:
+    """The last parts of a parameter's name, as few as tell it from the others."""
+    parts = name.split(".")
+    tails = [".".join(parts[-length:]) for length in range(1, len(parts) + 1)]
+    return next(tail for tail in tails if sum(f".{one}".endswith(f".{tail}") for one in among) == 1)

@@ -7,7 +7,7 @@ import pytest
 from pipelines.report.__main__ import main
 from pipelines.report.compare import crossing, least_squares, trailing
 from pipelines.report.diagnostics import by_f, centred, prefix_values, probes, sample_counts
-from pipelines.report.runs import configurations, read_runs
+from pipelines.report.runs import configurations, label, read_runs
 
 
 def test_a_crossing_by_hand():
@@ -72,7 +72,7 @@ def store(tmp_path_factory) -> str:
     mlflow.set_experiment("pair")
     runs = (("grpo-0", 0, 10e12, 0.8), ("grpo-1", 1, 10e12, 0.9), ("ac2-0", 0, 4e12, 0.95), ("easyppo-0", 0, 5e12, 0.7))
     for name, seed, flops, final in runs:
-        with mlflow.start_run(run_name=name):
+        with mlflow.start_run():  # named at random
             mlflow.log_params({"algorithm.name": name[:-2], "seed": seed, "tracking.run_name": name, "cluster.learner.ranks": 2})
             for step, (score, spent) in enumerate(((0.3, None), (0.5, flops / 2), (final, flops))):
                 values = {"val-core/w/acc/mean_at_4": score, "val-core/w/acc/best_at_4/mean": min(1, score + 0.1)}
@@ -102,6 +102,34 @@ def test_a_comparison_from_a_real_store(store, tmp_path, capsys):
     client = mlflow.MlflowClient(store)
     (run,) = client.search_runs([client.get_experiment_by_name("reports").experiment_id])
     assert {a.path for a in client.list_artifacts(run.info.run_id)} == {"page.html", "figures", "tables"}
+
+
+def test_labels_say_what_differs_and_nothing_else():
+    common = {"algorithm.self_critic.lr": "1", "algorithm.lr": "2", "steps": "60", "task.name": "walk"}
+    plain = {"algorithm.name": "grpo", "steps": "60", "task.name": "walk", "algorithm.group_size": "8"}
+    ac2 = {"algorithm.name": "ac2"} | common
+    assert [label(one, [plain, ac2]) for one in (plain, ac2)] == ["grpo", "ac2"]
+    slow, longer = ac2 | {"algorithm.self_critic.lr": "0.3"}, ac2 | {"steps": "80", "algorithm.lr": "3"}
+    found = [plain, ac2, slow, longer]
+    assert [label(one, found) for one in found] == [
+        "grpo steps=60",
+        "ac2 algorithm.lr=2 self_critic.lr=1 steps=60",
+        "ac2 algorithm.lr=2 self_critic.lr=0.3 steps=60",
+        "ac2 algorithm.lr=3 self_critic.lr=1 steps=80",
+    ]
+    assert label(ac2 | {"algorithm.audit_fraction": "0"}, [ac2, ac2 | {"algorithm.audit_fraction": "0"}]) == "ac2 audit_fraction=0"
+    assert label(ac2, [ac2, ac2 | {"algorithm.audit_fraction": "0"}]) == "ac2 audit_fraction=none"
+
+
+def test_the_baseline_is_found_by_its_algorithm_and_its_absence_is_said(store, tmp_path, capsys):
+    compared = ["compare", "experiment=pair", f"uri={store}", f"out={tmp_path}/page.html"]
+    assert main([*compared, "baseline=easyppo"]) == 0
+    assert "easyppo peaks at" in capsys.readouterr().out
+    assert main([*compared, "baseline=vapo"]) == 0
+    assert "baseline=vapo is neither an algorithm nor a label here; give one of ac2, easyppo, grpo" in capsys.readouterr().out
+    (own,) = (run.run_id for run in read_runs(store, "pair", []) if run.params["algorithm.name"] == "easyppo")
+    assert main(["compare", f"runs={own}", f"uri={store}", f"out={tmp_path}/page.html", "baseline=easyppo"]) == 0
+    assert "no other configuration to pass it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
