@@ -104,7 +104,7 @@ class PPO(PolicyUpdate):
         judged = ~np.isnan(group.rewards)
         completed = judged & ~group.truncated
         return PPOCredit(
-            advantages=np.zeros(len(judged)),  # by token, once the critic has seen the states
+            advantages=np.zeros(len(judged)),  # they follow by token, once the critic has seen the states
             actor_mask=judged if self.overlong_filter == "none" else completed,
             value_mask=completed if self.overlong_filter == "both" else judged,
             return_std=return_std(group.rewards),

@@ -14,8 +14,8 @@ class ReadinessConfig:
 
     global_threshold: float
     local_threshold: float
-    window: int  # complete steps over which the global error is averaged
-    local: bool = True  # without it every problem is ready as soon as the global error is low
+    window: int
+    local: bool = True
 
     def __post_init__(self) -> None:
         if self.window < 1:

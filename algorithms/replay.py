@@ -12,12 +12,12 @@ from algorithms.types import Problem, PromptRow, StoredTrajectory
 class Replay:
     """Where prefixes come from: a first-in-first-out buffer of complete rollouts, right or wrong."""
 
-    capacity: int  # trajectories
-    refill_problems: int  # fresh problems per step, one full rollout each
-    cut_grid: int  # tokens; cuts fall on its multiples
-    max_cut_fraction: float  # of a response's length
-    refill_every: int = 1  # steps; above 1 the buffer goes stale (AC2 section 4.2)
-    least_reward: float | None = None  # of a rollout that enters the buffer; null takes right and wrong
+    capacity: int
+    refill_problems: int
+    cut_grid: int
+    max_cut_fraction: float
+    refill_every: int = 1
+    least_reward: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("capacity", "refill_problems", "cut_grid", "refill_every"):

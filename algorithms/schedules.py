@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class EntropyControl:
     """Adaptive entropy control (AC2 equation 9): a constant step of the upper clip's offset toward the target entropy."""
 
-    target: float  # nats
+    target: float
     step: float
     minimum: float
     maximum: float
@@ -31,8 +31,8 @@ class SelfCriticRate:
 
     initial: float
     floor: float
-    ratio: float  # of the parameter changes, critic over both actor updates
-    patience: int  # consecutive steps above the ratio
+    ratio: float
+    patience: int
 
     def after_step(self, lr: float, streak: int, critic_change: float, actor_changes: float) -> tuple[float, int]:
         """The rate and the count of consecutive steps above the ratio, after a step with these norms of parameter changes."""

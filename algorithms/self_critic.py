@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 LEVELS = 10
 VALUES = tuple(i / LEVELS for i in range(LEVELS + 1))  # 0, 0.1, ..., 1
-MAX_ANSWER_TOKENS = 4  # that the self-critic may generate, the end of its turn included
+MAX_ANSWER_TOKENS = 4  # what the self-critic may generate, the end of its turn included
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 
@@ -46,7 +46,7 @@ class SelfCriticPrompt:
     plain: tuple[int, ...]
     before_reference: tuple[int, ...]
     after_reference: tuple[int, ...]
-    answers: tuple[tuple[int, ...], ...]  # of each grid value: its tokens and the one that ends the critic's turn
+    answers: tuple[tuple[int, ...], ...]  # tokens of each grid value, and the one that ends the critic's turn
 
     def answer(self, value: float) -> tuple[int, ...]:
         """What the critic shall say for a grid value."""

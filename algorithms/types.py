@@ -62,7 +62,7 @@ class StoredTrajectory:
     problem_id: str
     length: int  # response tokens
     reward: float | None
-    step: int  # that made it
+    step: int  # the step that made it
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Sample:
     ids: np.ndarray  # int, [prompt + prefix + response]
     prompt_length: int  # prompt + prefix: tokens that get no loss
     rollout_logprobs: np.ndarray  # float, [response], by the engine
-    advantage: float | np.ndarray  # of the response, or [response] of its tokens
+    advantage: float | np.ndarray  # the response's, or [response] its tokens'
     actor_mask: bool = True
     group: int = 0  # the row it belongs to
     purpose: str = "train"
@@ -148,7 +148,7 @@ class TokenBatch:
     rollout_logprobs: Tensor
     ref_logprobs: Tensor
     advantages: Tensor
-    rewards: Tensor  # of the whole response, at each of its tokens
+    rewards: Tensor  # the whole response's, at each of its tokens
     sequence: Tensor  # int64, which of the micro-batch's sequences a token belongs to
     columns: Mapping[str, Tensor] = field(default_factory=dict)  # those of the samples, by name
 
@@ -163,7 +163,7 @@ class TokenBatch:
 class StateBatch:
     """The response states of one micro-batch under the value model, concatenated; `outputs` [tokens, outputs], others [tokens]."""
 
-    outputs: Tensor  # of the head, with gradient
+    outputs: Tensor  # the head's, with gradient
     old_values: Tensor  # before this step's first update
     sequence: Tensor  # int64, which of the micro-batch's sequences a state belongs to
     columns: Mapping[str, Tensor] = field(default_factory=dict)  # those of the samples, by name
@@ -179,7 +179,7 @@ StateLoss = Callable[[StateBatch], "tuple[Tensor, dict[str, Tensor]]"]
 class Step:
     """What one optimizer step did."""
 
-    tokens: int  # of all ranks; 0: there was nothing to learn from, and nothing was done
+    tokens: int  # over all ranks; 0: there was nothing to learn from, and nothing was done
     loss: float = 0.0
     grad_norm: float = 0.0  # before clipping; 0 where the step was skipped
     lr: float = 0.0
@@ -192,7 +192,7 @@ class Step:
 class OptimizerSpec:
     """An AdamW that an algorithm asks for beside the actor's."""
 
-    model: str  # whose parameters it moves: policy | value
+    model: str  # policy | value: the parameters that it moves
     timing: str  # the metric of the seconds that its steps take
     betas: tuple[float, float]
     eps: float
@@ -226,7 +226,7 @@ class Recalled:
 
     values: Metrics  # the same on every rank
     lessons: list[Lesson]  # a rank's share, or all
-    weight: float  # of all ranks' lessons together
+    weight: float  # sum over all ranks' lessons
     metrics: Metrics = field(default_factory=dict)
 
 

@@ -64,9 +64,9 @@ class ReplayJob:
     chunk_tokens: int
     rows_per_file: int
     seed: int
-    budget: int  # of a response, prefix included
-    replay: Replay  # whose grid `cut=grid` cuts on
-    reference_reward: float  # from which a trajectory can serve as a reference
+    budget: int  # tokens of a response, prefix included
+    replay: Replay  # the algorithm's; `cut=grid` cuts on its grid
+    reference_reward: float  # a trajectory worth this much can serve as a reference
 
     def __post_init__(self) -> None:
         if self.cut not in ("fraction", "grid"):

@@ -141,7 +141,7 @@ def run(tree: dict[str, Any]) -> None:
     print(f"  {len(examples)} examples ({dropped} too long), {updates} updates of {tree['batch_size']}", flush=True)
     output = Path(tree["output_dir"]).resolve()
     output.mkdir(parents=True, exist_ok=True)
-    for name in ("progress.jsonl", "mlflow.jsonl", "mlflow.sent", "mlflow.run"):  # of an earlier fine-tuning into this folder
+    for name in ("progress.jsonl", "mlflow.jsonl", "mlflow.sent", "mlflow.run"):  # left by an earlier fine-tuning
         (output / name).unlink(missing_ok=True)
     cluster.connect(make(RayConfig, tree["cluster"]["ray"], "cluster.ray"))
     cluster.check_demand({f"{learner.ranks} trainer ranks": (learner.ranks * learner.num_cpus, learner.ranks * learner.num_gpus)})

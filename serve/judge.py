@@ -26,16 +26,16 @@ api = FastAPI(title="Judge", description="Scores responses. A reward of null mea
 
 @dataclass(frozen=True)
 class JudgeConfig:
-    """Size and patience of the judge."""
+    """Size and patience of the judge; `conf/cluster/base.yaml` says what each key is."""
 
     min_replicas: int
     max_replicas: int
     num_cpus: float
     max_ongoing_requests: int
-    sandboxes: int  # killable verifier processes per replica
-    verifier_timeout_s: float  # wall clock of one verification
-    request_timeout_s: float  # of one batch, as the pipeline sees it
-    retries: int  # of a batch that failed as a whole
+    sandboxes: int
+    verifier_timeout_s: float
+    request_timeout_s: float
+    retries: int
     http_port: int
 
 

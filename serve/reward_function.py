@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SIGNATURES = ("verl", "trl")
-ASYNC_CALLS = 64  # of an async function of verl's signature that wait at the same time
+ASYNC_CALLS = 64  # calls of an async function of verl's signature that wait at the same time
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,12 @@ EXAMPLES = pa.schema(
     [
         ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
         ("response", pa.string()),
-        ("value", pa.float64()),  # of a partial response; null where the response is to be learned
+        ("value", pa.float64()),  # worth of a partial response; null where the response is to be learned
         ("reference", pa.string()),
     ]
 )
 NEAR = (1, 12)  # distances of walks that begin near their target, as landing on it is the hard part
-MAX_DETOURS = 3  # of a walk that strays first: only where walks turn back must a model compare target and place at every move
+MAX_DETOURS = 3  # a walk strays up to this often: only where walks turn back must a model compare target and place at every move
 VALUES = ("chain_value", "walk_value")
 SOURCES: dict[str, tuple[str, Callable[[random.Random], Puzzle]]] = {
     "chain": ("chain_arithmetic", chain_problem),

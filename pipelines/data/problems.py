@@ -16,24 +16,27 @@ from pipelines.data.files import DataError, read_rows
 from pipelines.data.prompts import render_prompt
 from pipelines.data.row_formats import RowFormat
 
-EXAMPLES_SEED = 2**31 - 1  # of the solved examples of a reasoning-gym dataset, apart from the seeds of problems
+EXAMPLES_SEED = 2**31 - 1  # solved examples of a reasoning-gym dataset stay apart from its problems
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where problems come from: files of rows, a dataset of the hub, an embedded world, or a reasoning-gym dataset; exactly one."""
+    """Where problems come from: files of rows, a dataset of the hub, an embedded world, or a reasoning-gym dataset; exactly one.
 
-    files: list[str] | None = None  # paths or fsspec URLs of .parquet, .jsonl or .csv
-    hub: str | None = None  # id of a Hugging Face dataset, read through its Parquet conversion
+    `conf/task/base.yaml` says what each key is.
+    """
+
+    files: list[str] | None = None
+    hub: str | None = None
     hub_config: str = "default"
-    format: RowFormat = field(default_factory=RowFormat)  # of files and of a dataset of the hub
+    format: RowFormat = field(default_factory=RowFormat)
     world: str | None = None
     reasoning_gym: str | None = None
-    split: str = "train"  # of a world or a dataset of the hub
-    count: int | None = None  # problems to generate, or to take from the files
-    seed: int = 0  # of a reasoning-gym dataset
+    split: str = "train"
+    count: int | None = None
+    seed: int = 0
     reasoning_gym_options: dict[str, Any] | None = None
-    few_shot: int = 0  # solved examples before each problem of a reasoning-gym dataset, for models that need to be shown the form
+    few_shot: int = 0
 
     def __post_init__(self) -> None:
         if sum(source is not None for source in (self.files, self.hub, self.world, self.reasoning_gym)) != 1:

@@ -9,12 +9,12 @@ TRUTH_COLUMNS = ("ground_truth", "answer", "solution", "label", "target")
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How to read the rows of a file."""
+    """How to read the rows of a file; `conf/task/files.yaml` says what each key is."""
 
-    name: str = "verl"  # verl | trl | openrlhf | skyrl
-    input_key: str | None = None  # openrlhf, slime: the prompt's column
-    label_key: str | None = None  # openrlhf, slime, trl: the truth's column
-    data_source: str | None = None  # the verifier of rows that name none
+    name: str = "verl"
+    input_key: str | None = None
+    label_key: str | None = None
+    data_source: str | None = None
 
     def __post_init__(self) -> None:
         if self.name not in ADAPTERS:

@@ -11,7 +11,7 @@ VALIDATION = 256  # problems of each world that are never trained on
 CHAIN_OPERATIONS = 12
 GRADED_OPERATIONS = (4, 20)
 CARRY_ERROR, PLAIN_ERROR = 0.2, 0.01  # chance that a demonstrated step is wrong, with and without carry or borrow
-CARRY_SLIPS, PLAIN_SLIPS = (-20, -10, 10, 20), (-1, 1)  # by how much such a step is wrong
+CARRY_SLIPS, PLAIN_SLIPS = (-20, -10, 10, 20), (-1, 1)  # how far off such a step is
 WALK_DISTANCES = (20, 70)
 WALK_SLACK = 2  # moves allowed beyond the fewest possible
 WALK_RANDOM_MOVES = 0.5  # share of demonstrated moves that ignore the target
@@ -101,7 +101,7 @@ class World:
     problem: Callable[[random.Random], Puzzle]
     outcomes: Callable[[Puzzle, State, bool], Outcomes]  # none where the answer ends
     text: Callable[[Puzzle, State, int | None], str]
-    solved: Callable[[Puzzle, State], bool]  # by an answer that ends here
+    solved: Callable[[Puzzle, State], bool]  # whether an answer that ends here is right
 
     def demonstration(self, problem: Puzzle, rng: random.Random, faulty: bool, detours: int = 0) -> str:
         """A whole response; the first `detours` steps are a faulty demonstrator's in any case."""

@@ -5,24 +5,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How many engines there are and what each of them gets."""
+    """How many engines there are and what each of them gets; `conf/cluster/base.yaml` says what each key is."""
 
     count: int
     tensor_parallel_size: int
     num_cpus: float
     num_gpus: float
-    threads: int  # OpenMP threads of one engine on CPUs
-    kv_cache_gib: float  # KV cache of one engine on CPUs
+    threads: int
+    kv_cache_gib: float
     gpu_memory_utilization: float
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int | None
     enforce_eager: bool
     start_timeout_s: float
-    request_timeout_s: float  # of one block's generation; an engine that takes longer is taken for hung
+    request_timeout_s: float
     sync_timeout_s: float
-    max_restarts: int  # of one engine that died or hung, in a run
-    weight_sync: str  # checkpoint | nccl
+    max_restarts: int
+    weight_sync: str
 
     def __post_init__(self) -> None:
         if self.weight_sync not in ("checkpoint", "nccl"):

@@ -23,9 +23,9 @@ class Pulls:
     """The responses of one checkpoint, all [responses]."""
 
     label: str
-    std: np.ndarray  # of the prompt's returns
-    norm: np.ndarray  # of the response's gradient
-    weight: np.ndarray  # of the prompt, mean one over prompts
+    std: np.ndarray  # deviation of the prompt's returns
+    norm: np.ndarray  # norm of the response's gradient
+    weight: np.ndarray  # the prompt's, with mean one over prompts
     floor: float
     left_out: int  # responses without a reward
 

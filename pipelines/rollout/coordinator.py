@@ -45,8 +45,8 @@ class CoordinatorConfig:
     replay_url: str
     replay_start_from: str | None
     tokenizer_hash: str
-    self_critic_prompt: SelfCriticPrompt | None  # of algorithms that ask the model for values
-    context_limit: int  # of a self-critic's prompt with its answer
+    self_critic_prompt: SelfCriticPrompt | None  # None unless the algorithm asks the model for values
+    context_limit: int  # tokens of a self-critic's prompt with its answer
     tracking: TrackingConfig
     params: dict[str, Any]  # the composed configuration
     tags: dict[str, str]
@@ -67,7 +67,7 @@ class Coordinator:
         self._config, self._algorithm, self._cost = config, algorithm, cost
         self._problems, self._validation = problems, validation
         self._by_id = {problem.problem_id: problem for problem in problems}
-        self._starts = 0  # of the trainer
+        self._starts = 0  # how often the trainer has started
         self._fatal: str | None = None
         self._restore(state)
         self._tracker = Tracker(config.tracking, config.params, config.tags, config.output_dir)

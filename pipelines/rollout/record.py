@@ -13,7 +13,7 @@ class StepRecord:
 
     tables: list[pa.Table] = field(default_factory=list)
     row_ids: set[int] = field(default_factory=set)
-    spans: dict[str, tuple[float, float]] = field(default_factory=dict)  # by metric of a stage: first start, last end
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)  # first start and last end of each stage, by its metric
     kept: int = 0
     in_order: bool = False  # whether `tables` is the one sorted table
     observed: dict[str, float] | None = None  # what the algorithm said of the groups, once it has seen them

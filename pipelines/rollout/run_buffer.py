@@ -22,7 +22,7 @@ class BufferPlace:
     url: str
     start_from: str | None
     tokenizer_hash: str
-    output_dir: str  # of the run, whose checkpoints pin files
+    output_dir: str  # the run's, whose checkpoints pin files
 
 
 class RunBuffer:

@@ -32,13 +32,13 @@ PLAN = [
 ]
 GENERATE = [
     ("response_ids", pa.list_(IDS)),  # [n][tokens], stop token included
-    ("response_text", pa.list_(pa.string())),  # of prefix and response together, for judges and people; the ids are the truth
+    ("response_text", pa.list_(pa.string())),  # prefix and response together, for judges and people; the ids are the truth
     ("rollout_logprobs", pa.list_(LOGPROBS)),  # at the sampling temperature
     ("finish_reason", pa.list_(pa.string())),  # stop | length
     ("truncated", pa.list_(pa.bool_())),  # the response budget was exhausted; decided here, and read everywhere else
     ("self_scored", pa.list_(pa.bool_())),  # endpoints that are the self-critic's to score and not the judge's
-    ("endpoint_value", pa.list_(pa.float32())),  # by the self-critic; null where it was not asked or answered with none
-    ("prefix_value", pa.float32()),  # of the state, by the self-critic; null likewise
+    ("endpoint_value", pa.list_(pa.float32())),  # the self-critic's; null where it was not asked or answered with none
+    ("prefix_value", pa.float32()),  # the self-critic's of the state; null likewise
     ("reference_left_out", pa.bool_()),  # the reference would have made the self-critic's prompt too long
 ]
 JUDGE = [

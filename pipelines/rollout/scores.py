@@ -8,11 +8,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Validation during training."""
+    """Validation during training; `conf/config.yaml` says what each key is."""
 
-    every: int  # steps; 0 for never
+    every: int
     at_start: bool
-    n: int  # responses per problem
+    n: int
     temperature: float
     top_p: float
     top_k: int

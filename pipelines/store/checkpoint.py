@@ -14,11 +14,11 @@ FOLDER, MANIFEST, COORDINATOR, MEMORY = "checkpoints", "manifest.json", "coordin
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When checkpoints are written and which of them stay."""
+    """When checkpoints are written and which of them stay; `conf/config.yaml` says what each key is."""
 
-    every: int  # steps; 0 for only the last
+    every: int
     keep_last: int
-    keep_best: int  # by validation mean@n
+    keep_best: int
 
 
 class CheckpointError(ValueError):

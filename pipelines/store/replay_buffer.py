@@ -30,10 +30,10 @@ _LIGHT = ["sequence", "problem_id", "response_length", "reward", "step"]
 
 @dataclass(frozen=True)
 class ReplayBufferConfig:
-    """Where a run keeps its trajectories."""
+    """Where a run keeps its trajectories; `conf/config.yaml` says what each key is."""
 
-    url: str | None  # a folder or fsspec URL; null is the run's own folder
-    start_from: str | None  # URL of another run's buffer, copied at the start
+    url: str | None
+    start_from: str | None
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ReplayBuffer:
         self._files: list[str] = []
         self._next = 0
         self._entries: list[StoredTrajectory] = []  # oldest first
-        self._places: dict[int, Place] = {}  # by sequence
+        self._places: dict[int, Place] = {}  # where each trajectory lies, by its sequence
         if view is not None:
             self._open(view)
 

@@ -12,20 +12,20 @@ from typing import Any
 
 from pipelines.store.outbox import Outbox, metric_key
 
-RETRY_S = (1.0, 30.0)  # between looks at the outbox: at first, and at most while MLflow is away
-FLUSH_TIMEOUT_S = 60.0  # that the end of a run waits for MLflow
+RETRY_S = (1.0, 30.0)  # wait before the next look at the outbox: at first, and at most while MLflow is away
+FLUSH_TIMEOUT_S = 60.0  # the end of a run waits this long for MLflow
 DESCRIPTION = "mlflow.note.content"  # the tag that MLflow's pages show as a run's description
 
 
 @dataclass(frozen=True)
 class TrackingConfig:
-    """Where metrics go."""
+    """Where metrics go; `conf/config.yaml` says what each key is."""
 
-    uri: str  # any MLflow tracking URI; the default is a SQLite file
-    artifacts: str | None  # artifact location of a new experiment
+    uri: str
+    artifacts: str | None
     experiment: str
     run_name: str | None
-    sample_rollouts: int  # responses kept in a table at each evaluation
+    sample_rollouts: int
     system_metrics: bool
 
 

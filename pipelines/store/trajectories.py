@@ -22,7 +22,7 @@ SCHEMA = pa.schema(
         ("prefix_len", pa.int32()),  # response tokens that were replayed when this trajectory was made
         ("response_length", pa.int32()),
         ("response_ids", pa.list_(pa.int32())),  # prefix and new tokens, stop token included
-        ("rollout_logprobs", pa.list_(pa.float32())),  # of the new tokens only
+        ("rollout_logprobs", pa.list_(pa.float32())),  # those of the new tokens only
         ("policy_versions", pa.list_(pa.struct([("start", pa.int32()), ("version", pa.int32())]))),  # spans of new tokens
         ("step", pa.int32()),
         ("finish_reason", pa.string()),

@@ -20,19 +20,19 @@ class LoRAConfig:
     """Low-rank adapters: they alone are trained; engines and checkpoints get weights with them merged in."""
 
     rank: int
-    alpha: float  # adapters count alpha / rank times
-    target_modules: str | list[str]  # names of linear layers, or all-linear
+    alpha: float
+    target_modules: str | list[str]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model to train and in what precision."""
+    """Which model to train and in what precision; `conf/model/base.yaml` says what each key is."""
 
     path: str
-    dtype: str  # float32 | bfloat16, of the computation; master weights are always float32
+    dtype: str
     gradient_checkpointing: bool
-    lora: LoRAConfig | None = None  # null trains every weight
-    self_critic_prompt: str = ""  # file that asks the model for the value of a state
+    lora: LoRAConfig | None = None
+    self_critic_prompt: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "bfloat16"):
@@ -57,11 +57,11 @@ class OptimizerConfig:
     betas: tuple[float, float]
     eps: float
     weight_decay: float
-    schedule: str  # constant | cosine
+    schedule: str
     warmup_steps: int
     clip_grad_norm: float
-    max_nonfinite_steps: int  # skipped in a row before the run stops
-    total_updates: int | None = None  # the length of a cosine
+    max_nonfinite_steps: int
+    total_updates: int | None = None
 
     def __post_init__(self) -> None:
         if self.schedule not in ("constant", "cosine"):
@@ -79,16 +79,16 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """The trainer's ranks and what each may hold."""
+    """The trainer's ranks and what each may hold; `conf/cluster/base.yaml` says what each key is."""
 
     ranks: int
     num_cpus: float
     num_gpus: float
-    threads: int  # of one rank on CPUs
+    threads: int
     max_tokens_per_microbatch: int
-    stream_timeout_s: float  # the longest wait for a next rollout group
-    max_restarts: int  # of all ranks from the newest checkpoint, after one died
-    offload_idle: bool  # weights and optimizer states that are not in use wait in the host's memory
+    stream_timeout_s: float
+    max_restarts: int
+    offload_idle: bool
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class LoopConfig:
     output_dir: str
     manifest: dict[str, Any]  # fingerprints that a resumed run must share
     resume_from: str | None
-    evaluate_every: int  # steps; 0 for never
+    evaluate_every: int
     evaluate_at_start: bool
     profiled_step: int | None = None
 

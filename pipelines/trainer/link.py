@@ -6,7 +6,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-TIMEOUT_S = 300.0  # of one call: the longest is a step's end, which writes its rollouts and the replay buffer
+TIMEOUT_S = 300.0  # the longest call is a step's end, which writes its rollouts and the replay buffer
 
 
 @dataclass(frozen=True)

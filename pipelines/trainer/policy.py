@@ -32,7 +32,7 @@ class Policy(nn.Module):
             if getattr(lm.config, name, None) not in (None, 1, 1.0):
                 raise ValueError(f"{type(lm).__name__}: models that scale their logits ({name}) are not supported yet.")
         self.lm = lm
-        self.lora_scaling = 0.0  # of adapters, where there are any
+        self.lora_scaling = 0.0  # alpha / rank where there are adapters
         self.softcap: float | None = getattr(lm.config, "final_logit_softcapping", None)
 
     def forward(

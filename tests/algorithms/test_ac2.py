@@ -40,7 +40,7 @@ class World:
         number, made = int(problem[1:]), []
         rng = self._rng(step, number, len(prefix), sum(prefix), tokens)
         for _ in range(n):
-            length = int(rng.integers(12, BUDGET + 8))  # of the whole response; beyond the budget it is cut off
+            length = int(rng.integers(12, BUDGET + 8))  # the whole response's; beyond the budget it is cut off
             new = max(1, length - len(prefix))
             ids = [int(i) for i in rng.integers(20, 90, size=new)]
             if rng.random() < 0.1:

@@ -135,7 +135,7 @@ def test_variants_of_ac2_are_the_same_change_at_both_scales(variant: str):
     paper = resolved(compose(["experiment=ac2_paper", f"algorithm={variant}", *FILES]))
     for key, values in AC2_VARIANTS[variant].items():
         assert (at(small["algorithm"], key), at(paper["algorithm"], key)) == values, key
-    assert paper["task"]["max_new_tokens"] == 50_000  # of evaluation, whatever the training's
+    assert paper["task"]["max_new_tokens"] == 50_000  # evaluation's, whatever the training's
     assert (paper["algorithm"]["name"], paper["algorithm"]["group_size"]) == (variant, 16)
     assert paper["algorithm"]["importance_cap"] is None
 

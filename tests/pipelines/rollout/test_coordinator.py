@@ -284,7 +284,7 @@ def test_a_trainer_that_starts_again_takes_the_coordinator_back_with_it(tmp_path
     coordinator.rewind(None)  # as at the start of every run
     coordinator.rewind(str(saved))
     table, _ = replayed_step(coordinator, 2)
-    late = answer(table, [1.0, 0.0])  # of the ranks that died: their step is over
+    late = answer(table, [1.0, 0.0])  # from the ranks that died: their step is over
     coordinator.ingest(late)
     replayed_step(coordinator, 3)
     coordinator.rewind(str(saved))

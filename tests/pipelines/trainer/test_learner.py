@@ -21,6 +21,8 @@ from tests.learner_parts import TEMPERATURE, credited, make_groups, make_learner
 from tests.reference.ac2 import ac2_update
 from tests.reference.grpo import grpo_update, logprobs_of
 
+pytestmark = pytest.mark.slow
+
 
 def updated(folder: str, max_tokens: int = 4096, logits: int = 1 << 26, checkpointing: bool = False, **fields) -> dict:
     """Metrics and weights after one GRPO update on this rank's share of the groups."""

@@ -21,6 +21,8 @@ from tests.distributed import run_ranks
 from tests.learner_parts import TEMPERATURE, credited, make_groups, make_learner, share
 from tests.reference.ppo import ppo_update
 
+pytestmark = pytest.mark.slow
+
 BINS = "algorithm.critic.categorical={bins:21,support:[-0.5,1.5],bandwidth:0.08}"
 VARIANTS = {
     "ppo": ("algorithm=ppo", "algorithm.kl_coef=0.1"),
