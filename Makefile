@@ -33,7 +33,7 @@ test: setup
 	$(RUN) -m pytest
 
 test-fast: setup
-	$(RUN) -m pytest -m "not engine and not slow and not faults"
+	$(RUN) -m pytest -n 2 -m "not engine and not slow and not faults"
 
 test-faults: setup
 	$(RUN) -m pytest -m faults

@@ -22,6 +22,7 @@ hypothesis.settings.register_profile("untimed", deadline=None)  # machines are b
 hypothesis.settings.load_profile("untimed")
 
 
+@functools.cache
 def configure(*overrides: str) -> RunConfig:
     """The run that `python -m pipelines.train *overrides` would start."""
     return build(resolved(compose(list(overrides))))

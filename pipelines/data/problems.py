@@ -1,20 +1,23 @@
 """Datasets of problems: read whole, checked whole and rendered before anything starts."""
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from algorithms.types import Problem
 from pipelines.data import worlds
 from pipelines.data.files import DataError, read_rows
 from pipelines.data.prompts import render_prompt
 from pipelines.data.row_formats import RowFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 EXAMPLES_SEED = 2**31 - 1  # solved examples of a reasoning-gym dataset stay apart from its problems
 

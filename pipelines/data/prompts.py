@@ -1,16 +1,21 @@
 """From prompts to token ids, in one place: what filters overlong prompts is what the rollout sees."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Prompt = str | list[dict[str, str]]
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder."""
+    from transformers import AutoTokenizer  # seconds, which commands that only print an error need not wait
+
     return AutoTokenizer.from_pretrained(path)
 
 

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -14,6 +15,8 @@ from pipelines.trainer.learner import Learner
 from tests.conftest import configure
 from tests.distributed import run_ranks
 from tests.learner_parts import OPTIMIZER, TEMPERATURE, credited, make_groups, share
+
+pytestmark = pytest.mark.slow
 
 LORA = LoRAConfig(rank=4, alpha=8.0, target_modules=["q_proj", "down_proj"])
 
