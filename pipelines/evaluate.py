@@ -45,7 +45,7 @@ def run(tree: dict[str, Any]) -> dict[str, float]:
     parts = cluster.demand(config)
     cluster.check_demand({name: part for name, part in parts.items() if "trainer" not in name})
     engines = EnginePool.start(config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed)
-    judge.start(config.judge, reward)
+    judge.start(config.judge, reward, output.parent)
     engines.wait_ready()
     rows = evaluate(config, problems.problems, engines)
     metrics = evaluation_metrics(rows, config.evaluation.n, seed=config.seed)

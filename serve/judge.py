@@ -1,27 +1,35 @@
 """The judge: a Ray Serve application that scores responses, by handle for the pipeline and over HTTP for people.
 
-`serve run serve.judge:app` starts it alone; `POST /score`, `GET /healthz`, and the OpenAPI page at `/docs`.
+`JUDGE_TOKEN=SECRET serve run serve.judge:app` starts it alone; `POST /score`, `GET /healthz`, and the OpenAPI page at `/docs`.
 """
 
-import asyncio
-import itertools
 import json
 import math
+import os
+import secrets
+import sys
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+import yaml
+from fastapi import FastAPI, HTTPException, Request
 from pydantic import BaseModel, Field
 from ray import serve
 
+from serve.body_limit import BodyLimit
+from serve.pool import SandboxPool
 from serve.reward_function import RewardFunction
-from serve.sandbox import Sandbox
+from serve.sandbox import START_TIMEOUT_S
 from serve.verifiers import find
 
-APP_NAME, DEPLOYMENT = "judge", "Judge"
+APP_NAME, DEPLOYMENT, TOKEN_FILE = "judge", "Judge", "judge_token"
+BODY_BYTES = 1 << 20
+CONF = Path(__file__).parents[1] / "conf/cluster/base.yaml"
 
 api = FastAPI(title="Judge", description="Scores responses. A reward of null means that no score could be made; status says why.")
+api.add_middleware(BodyLimit, most=BODY_BYTES)
 
 
 @dataclass(frozen=True)
@@ -34,9 +42,11 @@ class JudgeConfig:
     max_ongoing_requests: int
     sandboxes: int
     verifier_timeout_s: float
+    verifier_memory_gib: float
     request_timeout_s: float
     retries: int
     http_port: int
+    http_token: bool
 
 
 class Item(BaseModel):
@@ -69,31 +79,45 @@ def _verdict(score: float | str) -> dict[str, Any]:
     return {"reward": score, "status": "ok"}
 
 
+def _in_process(item: dict[str, Any]) -> float:
+    """The score of a verifier that is quick and runs no foreign code."""
+    return float(find(item["data_source"]).load()(item["response"], item["ground_truth"], item["extra_info"]))
+
+
+def _bearer(request: Request) -> bytes:
+    return request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+
+
 @serve.ingress(api)
 class JudgeReplica:
-    """Scores batches; no failure of a verifier ever becomes a reward of 0."""
+    """Scores batches; no failure of a verifier ever becomes a reward of 0.
 
-    def __init__(self, sandboxes: int = 1, verifier_timeout_s: float = 10.0, reward: RewardFunction | None = None) -> None:
-        self._sandboxes = [Sandbox(verifier_timeout_s) for _ in range(sandboxes)]
-        self._turns = itertools.cycle(self._sandboxes)
-        self._reward = reward  # a user's own function, instead of the verifiers
+    Training and people have sandboxes of their own, so that nothing that comes over HTTP can hold up a batch.
+    """
 
-    async def score_batch(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Verdicts in the order of the items (the fields of `Item`, `extra_info` as a mapping or as JSON)."""
-        items = [item | {"extra_info": _mapping(item["extra_info"])} for item in items]
-        if self._reward is None:
-            return list(await asyncio.gather(*(self._verify(item) for item in items)))
-        batches = self._reward.batches(items)
-        scored = await asyncio.gather(*(self._sandboxed(self._reward, [items[i] for i in batch]) for batch in batches))
-        verdicts = {
-            i: verdict for batch, scores in zip(batches, scored, strict=True) for i, verdict in zip(batch, scores, strict=True)
-        }
-        return [verdicts[i] for i in range(len(items))]
+    def __init__(self, config: JudgeConfig, reward: RewardFunction | None = None, token: str | None = None) -> None:
+        self._config, self._reward, self._token = config, reward, token
+        isolated = reward is None or reward.isolated
+        size = (config.verifier_timeout_s, config.verifier_memory_gib, isolated)
+        self._training, self._people = SandboxPool(config.sandboxes, *size), SandboxPool(1, *size)
+
+    async def score_batch(self, items: list[dict[str, Any]], deadline_s: float | None = None) -> list[dict[str, Any]]:
+        """Verdicts in the order of the items (the fields of `Item`, `extra_info` as a mapping or as JSON).
+
+        What has no verdict by the deadline is null with "timeout"; what is done by then is kept.
+        """
+        return await self._judge(self._training, items, deadline_s or self._config.request_timeout_s)
+
+    async def isolation(self) -> list[str]:
+        """What this machine cannot keep from a scorer."""
+        return await self._training.missing()
 
     @api.post("/score")
-    async def score(self, item: Item) -> Verdict:
+    async def score(self, item: Item, request: Request) -> Verdict:
         """Score one response."""
-        (verdict,) = await self.score_batch([item.model_dump()])
+        if self._token is not None and not secrets.compare_digest(_bearer(request), self._token.encode()):
+            raise HTTPException(401, "this judge wants the run's token: Authorization: Bearer TOKEN")
+        (verdict,) = await self._judge(self._people, [item.model_dump()], self._config.request_timeout_s)
         return Verdict(**verdict)
 
     @api.get("/healthz")
@@ -101,40 +125,62 @@ class JudgeReplica:
         """Whether the judge is up."""
         return {"status": "ok"}
 
-    async def _verify(self, item: dict[str, Any]) -> dict[str, Any]:
-        try:
-            verifier = find(item["data_source"])
-            if verifier.killable:
-                return (await self._sandboxed(item["data_source"], [item]))[0]
-            return _verdict(float(verifier.load()(item["response"], item["ground_truth"], item["extra_info"])))
-        except Exception as error:
-            return _verdict(f"error: {type(error).__name__}: {error}"[:500])
-
-    async def _sandboxed(self, scorer: str | RewardFunction, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        scores = await asyncio.to_thread(next(self._turns).score, scorer, items)
-        return [_verdict(score) for score in scores]
+    async def _judge(self, pool: SandboxPool, items: list[dict[str, Any]], deadline_s: float) -> list[dict[str, Any]]:
+        items = [item | {"extra_info": _mapping(item["extra_info"])} for item in items]
+        verdicts: dict[int, dict[str, Any]] = {}
+        jobs: list[tuple[list[int], str | RewardFunction]] = []
+        if self._reward is not None:
+            jobs = [(batch, self._reward) for batch in self._reward.batches(items)]
+        else:
+            for i, item in enumerate(items):
+                try:
+                    if find(item["data_source"]).killable:
+                        jobs.append(([i], item["data_source"]))
+                    else:
+                        verdicts[i] = _verdict(_in_process(item))
+                except Exception as error:
+                    verdicts[i] = _verdict(f"error: {type(error).__name__}: {error}"[:500])
+        scored = await pool.score([(scorer, [items[i] for i in batch]) for batch, scorer in jobs], deadline_s)
+        for (batch, _), scores in zip(jobs, scored, strict=True):
+            verdicts |= {i: _verdict(score) for i, score in zip(batch, scores, strict=True)}
+        return [verdicts[i] for i in range(len(items))]
 
     def __del__(self) -> None:
-        for sandbox in self._sandboxes:
-            sandbox.close()
+        self._training.close()
+        self._people.close()
 
 
 Judge: serve.Deployment = serve.deployment(name=DEPLOYMENT)(JudgeReplica)
 
 
-def application(config: JudgeConfig, reward: RewardFunction | None = None) -> serve.Application:
-    """The judge sized by a configuration, with a reward function of the user's own if there is one."""
+def application(config: JudgeConfig, reward: RewardFunction | None = None, token: str | None = None) -> serve.Application:
+    """The judge sized by a configuration, with a reward function of the user's own if there is one; HTTP wants the token."""
     return Judge.options(
         autoscaling_config={"min_replicas": config.min_replicas, "max_replicas": config.max_replicas},
         max_ongoing_requests=config.max_ongoing_requests,
         ray_actor_options={"num_cpus": config.num_cpus},
-    ).bind(config.sandboxes, config.verifier_timeout_s, reward)
+    ).bind(config, reward, token)
 
 
-def start(config: JudgeConfig, reward: RewardFunction | None = None) -> serve.handle.DeploymentHandle:
-    """Run the judge in the current Ray cluster and return its handle once it answers."""
+def start(config: JudgeConfig, reward: RewardFunction | None, folder: str | Path) -> None:
+    """Run the judge in the current Ray cluster, ready when this returns; the token of its HTTP side goes to `folder`."""
     serve.start(http_options={"host": "127.0.0.1", "port": config.http_port})
-    return serve.run(application(config, reward), name=APP_NAME, route_prefix="/")
+    token = new_token(folder) if config.http_token else None
+    running = serve.run(application(config, reward, token), name=APP_NAME, route_prefix="/")
+    if missing := running.isolation.remote().result(timeout_s=START_TIMEOUT_S):
+        lacks = " and ".join(missing)
+        print(f"warning: this machine cannot keep {lacks} from verifiers (no user namespaces or no Landlock)", file=sys.stderr)
+
+
+def new_token(folder: str | Path) -> str:
+    """A secret of this run, in a file that only its user can read."""
+    token = secrets.token_urlsafe(32)
+    file = Path(folder) / TOKEN_FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(token)
+    return token
 
 
 @cache
@@ -143,4 +189,10 @@ def handle() -> serve.handle.DeploymentHandle:
     return serve.get_deployment_handle(DEPLOYMENT, app_name=APP_NAME)
 
 
-app = Judge.bind()
+def app(arguments: dict[str, str]) -> serve.Application:
+    """For `serve run serve.judge:app`: the token is `JUDGE_TOKEN`, or `none` to answer anyone who reaches the port."""
+    token = os.environ.get("JUDGE_TOKEN", "")
+    if not token:
+        raise ValueError("JUDGE_TOKEN is not set: give the secret that requests must bring, or JUDGE_TOKEN=none to ask for none.")
+    sizes = yaml.safe_load(CONF.read_text())["judge"]
+    return application(JudgeConfig(**sizes), token=None if token == "none" else token)

@@ -22,6 +22,7 @@ class RewardConfig:
     path: str | None
     name: str | None
     signature: str  # verl: fn(data_source, solution_str, ground_truth, extra_info); trl: fn(prompts, completions, **columns)
+    isolated: bool = True
 
     def __post_init__(self) -> None:
         if self.signature not in SIGNATURES:
@@ -39,6 +40,7 @@ class RewardFunction:
     name: str
     signature: str
     is_async: bool = False
+    isolated: bool = True
 
     @classmethod
     def read(cls, config: RewardConfig) -> "RewardFunction | None":
@@ -60,7 +62,7 @@ class RewardFunction:
             near = get_close_matches(config.name, names, n=3, cutoff=0.4) or names
             raise ValueError(f"reward.name={config.name}: {config.path} has no such function; it has {', '.join(near) or 'none'}.")
         is_async = any(isinstance(node, ast.AsyncFunctionDef) and node.name == config.name for node in tree.body)
-        return cls(str(file.resolve()), source, config.name, config.signature, is_async)
+        return cls(str(file.resolve()), source, config.name, config.signature, is_async, config.isolated)
 
     def load(self) -> Callable[..., Any]:
         """Run the file and return the function."""

@@ -14,13 +14,13 @@ def score(response: str, ground_truth: str, extra_info: dict) -> float:
     start, target, limit = (int(number) for number in re.split("[>/]", ground_truth))
     if not response.endswith("#"):
         return 0.0
-    body, here, moves = response[:-1], start, 0
-    while body:
-        match = _MOVE.match(body)
+    here, moves, at = start, 0, 0
+    while at < len(response) - 1:
+        match = _MOVE.match(response, at)
         if match is None:
             return 0.0
         before, sign, digit, after = int(match[1]), match[2], int(match[3]), int(match[4])
         if before != here or after != here + (digit if sign == "+" else -digit):
             return 0.0
-        here, moves, body = after, moves + 1, body[match.end() :]
+        here, moves, at = after, moves + 1, match.end()
     return float(here == target and moves <= limit)

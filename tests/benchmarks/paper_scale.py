@@ -164,7 +164,7 @@ def main() -> None:
     args = parser.parse_args()
     config = configure("algorithm=ac2", f"cluster.ray.object_store_gib={args.object_store_gib}")
     cluster.connect(config.ray)
-    judge.start(config.judge)
+    judge.start(config.judge, None, "outputs")
     results = {prefixes: measure(config, prefixes, args.steps) for prefixes in args.prefixes}
     names = list(next(iter(results.values())))
     print("\n" + "prefixes".ljust(18) + "".join(f"{prefixes:>12}" for prefixes in results))

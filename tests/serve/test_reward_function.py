@@ -1,7 +1,10 @@
 """A user's own reward: every way in which it can go wrong is a missing reward with a reason, and the others are scored."""
 
+import asyncio
+
 import pytest
 
+from serve.pool import SandboxPool
 from serve.reward_function import RewardConfig, RewardFunction
 from serve.sandbox import Sandbox
 
@@ -20,6 +23,10 @@ def verl(data_source, solution_str, ground_truth, extra_info):
 async def slow(data_source, solution_str, ground_truth, extra_info):
     await asyncio.sleep(60 if solution_str == "hang" else 0.2)
     if solution_str == "raise": raise KeyError("gone")
+    return 1.0
+
+async def blocking(data_source, solution_str, ground_truth, extra_info):
+    if solution_str == "block": time.sleep(60)
     return 1.0
 
 def trl(completions, level, **columns):
@@ -82,6 +89,17 @@ def test_async_calls_wait_together_and_fail_alone(box, file):
     assert scores[:20] == [1.0] * 20
     assert scores[20] == "error: the reward function took too long"
     assert scores[21] == "error: the reward function raised KeyError('gone')"
+
+
+def test_an_async_item_that_blocks_loses_itself_alone(file):
+    """It holds up the event loop, so the others of its batch are called again, each alone."""
+    own = function(file, "blocking")
+    pool = SandboxPool(1, timeout_s=1.0, memory_gib=4.0)
+    try:
+        (scores,) = asyncio.run(pool.score([(own, items("ok", "block", "ok", "ok"))], deadline_s=30.0))
+    finally:
+        pool.close()
+    assert scores == [1.0, "timeout: no score within 1 s", 1.0, 1.0]
 
 
 def test_trl_signature_takes_a_group_at_once_and_may_abstain(box, file):

@@ -1,0 +1,151 @@
+"""A scorer in processes that can be killed and reach nothing: whatever it does, its caller waits no longer than the wall clock.
+
+`Sandbox` is the caller's side; `keeper.py` is what runs on the other, and `isolation.py` says how it is confined.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from serve.reward_function import RewardFunction
+from serve.sandbox import isolation
+
+START_TIMEOUT_S = 60.0  # imports of a verifier's libraries, on a busy machine
+LOOK_S = 0.2  # how soon a caller's change of mind is noticed
+BACKSTOP_S = 5.0  # a keeper that has not answered this long after its own clock is killed whole
+
+
+class Sandbox:
+    """Scores batches one at a time; its processes start with the first and again after each kill.
+
+    `isolated` keeps network, files, environment and other processes from the scorer, and bounds its memory.
+    """
+
+    def __init__(self, timeout_s: float, memory_gib: float = 4.0, isolated: bool = True) -> None:
+        self.timeout_s, self.memory_gib, self.isolated = timeout_s, memory_gib, isolated
+        self.missing: list[str] = []  # what the machine could not keep from the scorer, once it has started
+        self._process: subprocess.Popen[bytes] | None = None
+        self._scratch = ""
+        self._buffer = b""
+        self._loaded: set[str] = set()
+        self._lock = threading.Lock()
+        self._abandoned = threading.Event()
+
+    def score(
+        self,
+        scorer: str | RewardFunction,
+        items: list[dict[str, Any]],
+        timeout_s: float | None = None,
+        abandoned: threading.Event | None = None,
+    ) -> list[float | str]:
+        """Rewards of items by a verifier (named by its data source) or a reward function, or the reason of each that has none.
+
+        Once `abandoned` is set the work is killed.
+        """
+        clock = self.timeout_s if timeout_s is None else timeout_s
+        with self._lock:
+            self._abandoned = abandoned or threading.Event()
+            try:
+                name, function = self._load(scorer)
+                message = {"scorer": name, "function": function, "items": items, "timeout_s": clock}
+                reply = self._ask(message, clock + BACKSTOP_S)
+            except TimeoutError:
+                reply = {"timeout": True}
+            except (BrokenPipeError, ValueError):
+                reply = {"died": True}
+        if "timeout" in reply:
+            return [f"timeout: no score within {clock:g} s"] * len(items)
+        if "died" in reply:
+            return ["error: the verifier's process died"] * len(items)
+        if "error" in reply:
+            return [f"error: {reply['error']}"] * len(items)
+        return [score if isinstance(score, float) else f"error: {score}" for score in reply["scores"]]
+
+    def start(self) -> None:
+        """Start the processes, if they do not run."""
+        with self._lock:
+            self._start([])
+
+    def close(self) -> None:
+        """End the processes, all of them."""
+        process, self._process, self._buffer = self._process, None, b""
+        self._loaded.clear()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = ""
+
+    def _start(self, readable: list[str], prints: bool = False) -> None:
+        if self._process is not None:
+            return
+        paths = [str(Path(__file__).parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        self._scratch = tempfile.mkdtemp(prefix="sandbox-")
+        if self.isolated and os.getuid() == 0:
+            os.chown(self._scratch, isolation.NOBODY, isolation.NOBODY)
+        how = {"isolated": self.isolated, "readable": readable, "prints": prints, "processes": 0}
+        how |= {"memory_gib": self.memory_gib, "scratch": self._scratch}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "serve.sandbox.keeper", json.dumps(how)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=isolation.environment(paths, self._scratch)
+            if self.isolated
+            else os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,
+        )
+        self.missing = self._ask(None, START_TIMEOUT_S)["missing"]
+
+    def _load(self, scorer: str | RewardFunction) -> tuple[str, dict[str, Any] | None]:
+        """Import the scorer outside the items' own time; returns its name, and a user's function."""
+        function: dict[str, Any] | None = None
+        if isinstance(scorer, str):
+            name = scorer
+            self._start([])
+        else:
+            name, function = f"{scorer.path}:{scorer.name}", dataclasses.asdict(scorer)
+            self._start([str(Path(scorer.path).parent)], prints=True)
+        if name not in self._loaded:
+            message = {"load": name, "function": function, "timeout_s": START_TIMEOUT_S}
+            self._ask(message, START_TIMEOUT_S + BACKSTOP_S)  # an error is said with every item
+            self._loaded.add(name)
+        return name, function
+
+    def _ask(self, message: dict[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        """The reply to a message (or to the start); TimeoutError or BrokenPipeError after which the processes are gone."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise BrokenPipeError
+        try:
+            if message is not None:
+                process.stdin.write(json.dumps(message).encode() + b"\n")
+                process.stdin.flush()
+            deadline = time.monotonic() + timeout_s
+            while b"\n" not in self._buffer:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._abandoned.is_set():
+                    raise TimeoutError
+                if not select.select([process.stdout], [], [], min(left, LOOK_S))[0]:
+                    continue
+                chunk = os.read(process.stdout.fileno(), 65536)
+                if not chunk:
+                    raise BrokenPipeError
+                self._buffer += chunk
+        except (TimeoutError, BrokenPipeError):
+            self.close()
+            raise
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
