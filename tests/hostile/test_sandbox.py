@@ -40,8 +40,8 @@ ATTEMPTS = {
     "a thousand processes": "import os, time\nfor _ in range(1000):\n  os.fork() or (time.sleep(30), os._exit(0))\nreturn 1.0",
     "a large file": "import os, tempfile; f = open('/dev/shm/x', 'wb'); f.write(bytes(1 << 28)); return 1.0",
     "fill the disk": "import tempfile\nfor _ in range(64):\n  open(tempfile.mktemp(), 'wb').write(bytes(1 << 23))\nreturn 1.0",
-    "run what it wrote": "import os, shutil\nfile = os.environ['HOME'] + '/t'\nshutil.copy('/bin/true', file)\nos.chmod(file, 0o700)\n"
-    "return float(os.spawnl(os.P_WAIT, file, 't') == 0)",
+    "run its own program": "import os, shutil\nf = os.environ['HOME'] + '/t'\nshutil.copy('/bin/true', f)\nos.chmod(f, 0o700)\n"
+    "return float(os.spawnl(os.P_WAIT, f, 't') == 0)",
     "wait for input": "return float(bool(input()))",
     "read its own requests": "import sys; return float(bool(sys.stdin.read()))",
     "end the worker": "import os; os._exit(0)",
