@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,8 @@ from ray.train.torch import TorchTrainer
 from algorithms.flops import DecodingCost
 from pipelines.command import cluster, progress
 from pipelines.command.entry import command
-from pipelines.config.make import ConfigError
+from pipelines.command.place import keep_config, manifest_of, place
+from pipelines.command.resumed import compose_run
 from pipelines.config.run import RunConfig, build, digest, self_critic_of
 from pipelines.data.problems import ProblemSet, load_problems
 from pipelines.data.prompts import load_tokenizer, stop_ids
@@ -28,7 +28,7 @@ from pipelines.engines.pool import EnginePool
 from pipelines.engines.self_critic import SelfCritic
 from pipelines.rollout.coordinator import Coordinator, CoordinatorConfig
 from pipelines.rollout.dataset import rollout_dataset
-from pipelines.store import checkpoint
+from pipelines.store import checkpoint, run_folder
 from pipelines.store.replay_buffer import check_start, tokenizer_hash
 from pipelines.store.tracker import FLUSH_TIMEOUT_S, description, git_sha
 from pipelines.trainer.config import LoopConfig, read_model_config
@@ -60,14 +60,20 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     """Train as configured; returns the final progress record. Everything that can be checked is checked before Ray starts."""
     config = build(tree)
     began = time.perf_counter()
-    resume_from, output_dir = _places(config)
+    resume_from, output_dir = place(config)
+    taken = run_folder.lock(output_dir)
+    with taken:
+        return _run(config, resume_from, output_dir, began)
+
+
+def _run(config: RunConfig, resume_from: str | None, output_dir: str, began: float) -> dict[str, Any]:
     tokenizer = load_tokenizer(config.model.path)
     reward = RewardFunction.read(config.reward)
     train = load_problems(config.task.train, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
     validation = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
     for source in {problem.data_source for problem in (*train.problems, *validation.problems)} if reward is None else ():
         find(source)
-    manifest = _manifest(config, train)
+    manifest = manifest_of(config, train)
     if resume_from is not None:
         # A branch may change the algorithm and the seed, and a value model may be new.
         shared = {"model", "dataset", "value_model"} & set(manifest) & set(checkpoint.read_manifest(resume_from))
@@ -75,14 +81,17 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
         checkpoint.check_fits(resume_from, common)
     self_critic = self_critic_of(config)
     check_start(config.replay_buffer, tokenizer_hash(tokenizer))
+    changes = keep_config(config, output_dir)
     _announce(config, tokenizer, train, validation, output_dir)
 
     cluster.connect(config.ray)
     cluster.check_demand(cluster.demand(config))
+    for later in checkpoint.set_aside_later(output_dir, resume_from) if config.resume is not None else ():
+        print(f"  set aside    {later}, as the run goes on from before it")
     weights_dir = str(Path(output_dir) / "weights")
     context = config.max_model_len if self_critic is None else max(config.max_model_len, self_critic.context_limit)
     engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed, weights_dir)
-    coordinator = _start_coordinator(config, tokenizer, self_critic, train, validation, output_dir, resume_from)
+    coordinator = _start_coordinator(config, tokenizer, self_critic, train, validation, output_dir, resume_from, changes)
     judge.start(config.judge, reward, output_dir)
     # Ray Train would go on from its own notes of an earlier run in this folder; the manifests decide that here.
     (Path(output_dir) / checkpoint.FOLDER / "checkpoint_manager_snapshot.json").unlink(missing_ok=True)
@@ -119,51 +128,6 @@ def run_name(config: RunConfig) -> str:
     return f"{config.algorithm.name}-{config.task.name}-seed{config.seed}"
 
 
-def _places(config: RunConfig) -> tuple[str | None, str]:
-    """The checkpoint to go on from, if any, and the run's folder."""
-    if config.resume is not None:
-        if config.branch_from is not None:
-            raise ConfigError("give resume (go on with a run) or branch_from (begin another where it stood), not both.")
-        return str(_newest(config.resume, "resume")), str(Path(config.resume).resolve())
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.algorithm.name}-{config.task.name}"
-    output_dir = str(Path(config.output_dir or Path("outputs") / name.replace("/", "_")).resolve())
-    if checkpoint.complete(output_dir):
-        raise ConfigError(
-            f"output_dir={output_dir} already holds checkpoints: give resume={output_dir} to go on, or another folder."
-        )
-    return (str(_newest(config.branch_from, "branch_from")) if config.branch_from is not None else None), output_dir
-
-
-def _newest(path: str, key: str) -> Path:
-    """The checkpoint that a path names: itself, or the newest of a run's folder."""
-    if (Path(path) / checkpoint.MANIFEST).is_file():
-        return Path(path).resolve()
-    found = checkpoint.complete(path)
-    if not found:
-        raise ConfigError(f"{key}={path}: no complete checkpoint there.")
-    return found[-1].resolve()
-
-
-def _manifest(config: RunConfig, train: ProblemSet) -> dict[str, Any]:
-    """What a checkpoint must share with the run that loads it."""
-    manifest = {
-        "algorithm": config.algorithm.name,
-        "model": _shape(config.model.path),
-        "dataset": train.fingerprint,
-        "seed": config.seed,
-    }
-    value = config.algorithm.value_model
-    if value is None:
-        return manifest
-    return manifest | {"value_model": f"{_shape(value.path or config.model.path)} with {value.head.outputs} outputs"}
-
-
-def _shape(path: str) -> str:
-    """A fingerprint of what a model's weights look like."""
-    incidental = ("transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
-    return digest({key: value for key, value in read_model_config(path).items() if key not in incidental})
-
-
 def _announce(config: RunConfig, tokenizer: Any, train: ProblemSet, validation: ProblemSet, output_dir: str) -> None:
     first = train.problems[0]
     print(
@@ -194,6 +158,7 @@ def _start_coordinator(
     validation: ProblemSet,
     output_dir: str,
     resume_from: str | None,
+    changes: str,
 ) -> CoordinatorLink:
     settings = CoordinatorConfig(
         seed=config.seed,
@@ -219,7 +184,8 @@ def _start_coordinator(
             "git_sha": git_sha(),
             "config_digest": digest(config.composed),
             "dataset_fingerprint": train.fingerprint,
-        },
+        }
+        | ({"changed": changes} if changes else {}),
     )
     cost = DecodingCost.of_config(read_model_config(config.model.path))
     state = checkpoint.read_coordinator_whole(resume_from) if resume_from is not None else None
@@ -288,4 +254,4 @@ def _summary(config: RunConfig, final: dict[str, Any], output_dir: str, seconds:
 
 
 if __name__ == "__main__":
-    sys.exit(command("pipelines.train", sys.argv[1:], __doc__ or "", "config", run))
+    sys.exit(command("pipelines.train", sys.argv[1:], __doc__ or "", "config", run, compose_run))

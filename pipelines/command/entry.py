@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from pipelines.command.cluster import ClusterError
 from pipelines.config.compose import compose, resolved
@@ -23,7 +23,14 @@ OPTIONS = """
   --profile           record one step under torch's profiler (same as profile=true)"""
 
 
-def command(module: str, arguments: list[str], usage: str, config_name: str, run: Callable[[dict[str, Any]], Any]) -> int:
+def command(
+    module: str,
+    arguments: list[str],
+    usage: str,
+    config_name: str,
+    run: Callable[[dict[str, Any]], Any],
+    compose: Callable[[list[str], str, str | None], DictConfig] = compose,
+) -> int:
     """Compose the configuration and run; returns the exit status (2 for what the user can mend before anything starts).
 
     `module` is the one that a process of its own would start.

@@ -100,6 +100,12 @@ def resolve_tracking(tracking: dict[str, Any]) -> dict[str, Any]:
     return tracking | {"uri": uri, "artifacts": artifacts}
 
 
+def absolute_paths(tree: dict[str, Any]) -> dict[str, Any]:
+    """A composed configuration that means the same in another folder; a path that must still be given stays as it is."""
+    model = tree["model"] if tree["model"]["path"] == "???" else resolve_model(tree["model"])
+    return tree | {"model": model, "tracking": resolve_tracking(tree["tracking"])}
+
+
 def algorithm_class(path: str) -> type[Algorithm]:
     """The class that `algorithm.implementation` names as `module.Class`; ConfigError if there is none."""
     module, _, name = path.rpartition(".")

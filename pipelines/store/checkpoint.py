@@ -89,6 +89,17 @@ def prune(output_dir: str, config: CheckpointConfig) -> list[Path]:
     return dropped
 
 
+def set_aside_later(output_dir: str, path: str | None) -> list[Path]:
+    """Move a run's checkpoints after this one to `superseded/`: nothing may go on from a future that is being made anew."""
+    later = [one for one in complete(output_dir) if path is not None and one.name > Path(path).name]
+    for one in later:
+        home = Path(output_dir) / "superseded"
+        home.mkdir(exist_ok=True)
+        shutil.rmtree(home / one.name, ignore_errors=True)
+        one.rename(home / one.name)
+    return later
+
+
 def check_fits(path: str | Path, expected: dict[str, Any]) -> None:
     """CheckpointError if the checkpoint was made with another model, dataset or algorithm than this run has."""
     manifest = read_manifest(path)

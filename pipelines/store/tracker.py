@@ -41,6 +41,8 @@ class Tracker:
         self._resumed = self._outbox.begun()
         if self._resumed:
             self._outbox.put("resume")
+            if "changed" in tags:
+                self.tag("changed", tags["changed"])
         else:
             where = {"uri": config.uri, "experiment": config.experiment, "artifacts": config.artifacts, "name": config.run_name}
             self._outbox.put("begin", key=uuid.uuid4().hex, tags=tags, params=flatten(params), **where)

@@ -1,0 +1,58 @@
+"""What a run's folder says of the run: who works in it, and with which configuration it was started."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from pipelines.store.checkpoint import MANIFEST, CheckpointError, write_atomically
+
+CONFIG, LOCK = "config.json", "run.lock"
+
+
+def lock(folder: str | Path) -> IO[str]:
+    """Take a run's folder for this process, until it ends or closes what this returns; CheckpointError if another has it.
+
+    The kernel lets go of a dead process's lock, so nothing is left to clean up.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    stream = open(Path(folder) / LOCK, "a+")  # noqa: SIM115 (it stays open)
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        stream.seek(0)
+        owner = stream.read().strip() or "another process"
+        stream.close()
+        raise CheckpointError(f"output_dir={folder}: in use by {owner}; wait for it, or give another folder.") from None
+    stream.truncate(0)
+    stream.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    stream.flush()
+    return stream
+
+
+def of(path: str) -> Path:
+    """The run's folder that `resume` means: itself, or that of one of its checkpoints."""
+    folder = Path(path).resolve()
+    return folder.parents[1] if (folder / MANIFEST).is_file() else folder
+
+
+def write_config(folder: str | Path, tree: dict[str, Any]) -> None:
+    """Keep the whole configuration with the run."""
+    write_atomically(Path(folder) / CONFIG, json.dumps(tree, indent=1))
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """The configuration that a run was started with; CheckpointError if it is not there or cannot be read."""
+    file = Path(folder) / CONFIG
+    try:
+        tree = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: no {CONFIG} there, so it is no run's folder.") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: cannot be read as JSON ({error}).") from error
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{file}: holds no configuration.")
+    return tree
