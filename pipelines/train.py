@@ -29,7 +29,7 @@ from pipelines.engines.self_critic import SelfCritic
 from pipelines.rollout.coordinator import Coordinator, CoordinatorConfig
 from pipelines.rollout.dataset import rollout_dataset
 from pipelines.store import checkpoint, run_folder
-from pipelines.store.replay_buffer import check_start, tokenizer_hash
+from pipelines.store.replay_buffer import check_place, tokenizer_hash
 from pipelines.store.tracker import FLUSH_TIMEOUT_S, description, git_sha
 from pipelines.trainer.config import LoopConfig, read_model_config
 from pipelines.trainer.launch import rank_options, run_rank
@@ -80,7 +80,7 @@ def _run(config: RunConfig, resume_from: str | None, output_dir: str, began: flo
         common = manifest if config.branch_from is None else {name: manifest[name] for name in sorted(shared)}
         checkpoint.check_fits(resume_from, common)
     self_critic = self_critic_of(config)
-    check_start(config.replay_buffer, tokenizer_hash(tokenizer))
+    check_place(config.replay_buffer, tokenizer_hash(tokenizer), output_dir)
     changes = keep_config(config, output_dir)
     _announce(config, tokenizer, train, validation, output_dir)
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from algorithms.types import Problem, StoredTrajectory
+from pipelines.store.buffer_index import INDEX, check_index, claim, first_sequence, read_index
 from pipelines.store.trajectories import SCHEMA, ReplayError, check_alignment
 
-INDEX = "index.json"
 ROW_GROUP_TOKENS = 1 << 19  # what one sample reads at most, unless a single trajectory is longer
 
 _PROBLEM = ["problem_id", "data_source", "prompt_ids", "ground_truth", "extra_info"]
@@ -54,6 +54,7 @@ class ReplayBuffer:
         self._fs, self._root = fsspec.core.url_to_fs(url)
         self._fs.makedirs(self._root, exist_ok=True)
         self._files: list[str] = []
+        self._unread: list[str] = []  # files of the buffer that could not be read this time
         self._next = 0
         self._entries: list[StoredTrajectory] = []  # oldest first
         self._places: dict[int, Place] = {}  # where each trajectory lies, by its sequence
@@ -123,11 +124,12 @@ class ReplayBuffer:
     def state(self) -> dict[str, Any]:
         """The index: which files and which of their trajectories are the buffer now."""
         oldest = self._entries[0].sequence if self._entries else self._next
-        return {"tokenizer_hash": self.tokenizer_hash, "files": list(self._files), "oldest": oldest, "next": self._next}
+        files = sorted([*self._files, *self._unread])
+        return {"tokenizer_hash": self.tokenizer_hash, "files": files, "oldest": oldest, "next": self._next}
 
     def collect(self, kept: Iterable[str]) -> list[str]:
         """Delete this buffer's files that neither it nor `kept` (files of checkpoints) names; returns them."""
-        wanted = set(self._files) | set(kept)
+        wanted = {*self._files, *self._unread, *kept}
         found = [os.path.basename(path) for path in self._fs.glob(f"{self._root}/trajectories-*.parquet")]
         dropped = [name for name in found if name not in wanted]
         for name in dropped:
@@ -137,15 +139,17 @@ class ReplayBuffer:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def _open(self, view: dict[str, Any]) -> None:
-        _check_tokenizer(self.url, view, self.tokenizer_hash)
+        _check_tokenizer(self.url, check_index(self.url, view), self.tokenizer_hash)
         for name in view["files"]:
             try:
                 with self._fs.open(f"{self._root}/{name}", "rb") as stream:
                     file = pq.ParquetFile(stream)
                     sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
                     light = file.read(columns=_LIGHT)
-            except (OSError, pa.ArrowException) as error:
-                self.skipped.append(f"{self.url}/{name}: {str(error).splitlines()[0]}")
+                _check_rows(name, light)
+            except (OSError, KeyError, pa.ArrowException, ReplayError) as error:
+                self.skipped.append(f"{self.url}/{name}: {(str(error) or type(error).__name__).splitlines()[0]}")
+                self._unread.append(name)  # it stays in the index: next time it may be readable
                 continue
             self._files.append(name)
             self._take(name, light, sizes)
@@ -165,6 +169,7 @@ class ReplayBuffer:
         self._entries = live
         files = {place.file for place in self._places.values()}
         self._files = [name for name in self._files if name in files]
+        self._unread = [name for name in self._unread if not self._files or name > self._files[0]]
 
     def _write_table(self, table: pa.Table, name: str) -> None:
         temporary = f"{self._root}/.{name}.tmp"
@@ -186,16 +191,6 @@ class ReplayBuffer:
 
 
 _WRITE: dict[str, Any] = {"compression": "zstd", "use_dictionary": ["problem_id", "data_source", "tokenizer_hash", "finish_reason"]}
-
-
-def read_index(url: str) -> dict[str, Any]:
-    """The index of the buffer at a URL; ReplayError if there is none."""
-    fs, root = fsspec.core.url_to_fs(url)
-    try:
-        with fs.open(f"{root}/{INDEX}") as stream:
-            return json.load(stream)
-    except FileNotFoundError:
-        raise ReplayError(f"{url}: no replay buffer there ({INDEX} is missing).") from None
 
 
 def holds(url: str, view: dict[str, Any]) -> bool:
@@ -221,10 +216,32 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.sha256(meaning.encode()).hexdigest()[:16]
 
 
-def check_start(config: ReplayBufferConfig, expected: str) -> None:
-    """ReplayError if the buffer to begin with is missing or was made with another tokenizer."""
+def check_place(config: ReplayBufferConfig, expected: str, run: str) -> None:
+    """ReplayError if the buffer to begin with is missing, of another tokenizer or this run's own, or `url` is another run's."""
     if config.start_from is not None:
+        if _same(config.start_from, config.url or f"{run}/replay"):
+            raise ReplayError(
+                f"replay_buffer.start_from={config.start_from}: this run's own buffer; leave it out, or give another."
+            )
         _check_tokenizer(config.start_from, read_index(config.start_from), expected)
+    if config.url is not None:
+        claim(config.url, run)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two URLs name the same folder."""
+    (fs, path), (other_fs, other_path) = fsspec.core.url_to_fs(one), fsspec.core.url_to_fs(other)
+    local = "file" in fs.protocol
+    return fs == other_fs and (os.path.realpath(path) == os.path.realpath(other_path) if local else path == other_path)
+
+
+def _check_rows(name: str, light: pa.Table) -> None:
+    """ReplayError unless a file has the rows that it was written with, each once and whole."""
+    first = first_sequence(name)
+    if light["sequence"].to_pylist() != list(range(first, first + light.num_rows)):
+        raise ReplayError("rows are missing, doubled or null")
+    if any(light[column].null_count for column in ("problem_id", "response_length", "step")):
+        raise ReplayError("a row has no problem, length or step")
 
 
 def _check_tokenizer(url: str, index: dict[str, Any], expected: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.store import replay_buffer
-from pipelines.store.replay_buffer import ReplayBuffer, ReplayBufferConfig, ReplayError, check_start, live_rows, tokenizer_hash
+from pipelines.store.replay_buffer import ReplayBuffer, ReplayBufferConfig, ReplayError, check_place, live_rows, tokenizer_hash
 from pipelines.store.trajectories import SCHEMA, trajectories
 
 
@@ -128,9 +128,9 @@ def test_a_file_cut_short_is_skipped_and_named_and_the_rest_serves(tmp_path):
 def test_another_tokenizer_is_refused_by_its_hash(url):
     buffer = ReplayBuffer(url, 10, "tok")
     buffer.append(table(row(0)))
-    check_start(ReplayBufferConfig(None, url), "tok")
+    check_place(ReplayBufferConfig(None, url), "tok", "run")
     with pytest.raises(ReplayError, match="made with tokenizer tok, but the model's is other"):
-        check_start(ReplayBufferConfig(None, url), "other")
+        check_place(ReplayBufferConfig(None, url), "other", "run")
     with pytest.raises(ReplayError, match="made with tokenizer tok, but the model's is other"):
         ReplayBuffer.copy_of(url, f"{url}2", 10, "other")
     with pytest.raises(ReplayError, match="no replay buffer there"):
