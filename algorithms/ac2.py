@@ -5,6 +5,7 @@ Algorithm 1 line by line: `plan` is lines 4 to 9, `credit` lines 10 and 11, `obs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -58,6 +59,17 @@ class AC2Credit(Credit):
 class AC2(Algorithm):
     """AC2 and, by its fields, its variants (AC2 sections 4.2 and 4.3)."""
 
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "chunk_tokens": (1, math.inf),
+        "audit_fraction": (0, 1),
+        "reference_reward": (-math.inf, math.inf),
+        "min_valid": (1, math.inf),
+        "clip_low": (0, 1),
+        "clip_high": (0, math.inf),
+        "dual_clip": (1, math.inf),
+        "importance_cap": (1e-9, math.inf),
+    }
+
     credit_type: ClassVar[type[Credit]] = AC2Credit
     self_critic_asked: ClassVar[bool] = True
     trains_on_refills: ClassVar[bool] = True  # for the entropy of responses from the prompt
@@ -94,8 +106,6 @@ class AC2(Algorithm):
             )
         if not 1 <= self.min_valid <= self.group_size:
             raise ValueError(f"algorithm.min_valid={self.min_valid}: must lie within 1 and group_size={self.group_size}.")
-        if not 0 <= self.audit_fraction <= 1:
-            raise ValueError(f"algorithm.audit_fraction={self.audit_fraction}: must lie within 0 and 1.")
         if not self.grouped and self.audit_fraction:
             raise ValueError("algorithm.grouped=false leaves no groups to audit; set algorithm.audit_fraction=0 too.")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +23,14 @@ BLIND_STEPS, BLIND_CORRELATION = 5, 0.3  # steps of so low a rank correlation, w
 @dataclass(frozen=True)
 class SelfCriticConfig:
     """The self-critic's buffer and its update."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "buffer_pairs": (1, math.inf),
+        "pairs_per_update": (1, math.inf),
+        "clip_grad_norm": (1e-12, math.inf),
+        "betas": (0, 0.999999999),
+        "eps": (0, 1),
+    }
 
     buffer_pairs: int
     pairs_per_update: int

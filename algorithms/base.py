@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
     """What to roll out (`plan`), how to credit it (`credit`), and how to learn from it (`update`)."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "problems_per_step": (1, math.inf),
+        "group_size": (1, 1 << 16),
+        "max_new_tokens": (1, math.inf),
+    }
 
     credit_type: ClassVar[type[Credit]] = Credit
     self_critic_asked: ClassVar[bool] = False  # whether the model is asked for the values of states

@@ -4,8 +4,10 @@ Prefix GRPO (AC2 section 4.1) is GRPO whose states are replayed prefixes: the fi
 fields too.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +20,10 @@ from algorithms.types import Credit, Group, Metrics, PromptRow
 @dataclass(frozen=True, kw_only=True)
 class GRPO(PolicyUpdate):
     """A group's mean reward is the baseline of its continuations."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "max_rounds": (1, math.inf),
+    }
 
     normalize_std: bool
     dynamic_sampling: bool

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.base import Algorithm
 from algorithms.interface import Learner
@@ -38,6 +39,17 @@ def actor_metrics(step: Step) -> Metrics:
 @dataclass(frozen=True, kw_only=True)
 class PolicyUpdate(Algorithm):
     """Minibatch steps on the clipped surrogate with its regularisers."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "minibatches": (1, math.inf),
+        "epochs": (1, math.inf),
+        "clip_low": (0, 1),
+        "clip_high": (0, math.inf),
+        "dual_clip": (1, math.inf),
+        "kl_coef": (0, math.inf),
+        "entropy_coef": (-math.inf, math.inf),
+        "importance_cap": (1e-9, math.inf),
+    }
 
     minibatches: int
     epochs: int

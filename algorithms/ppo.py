@@ -54,6 +54,16 @@ class PPOCredit(Credit):
 class PPO(PolicyUpdate):
     """PPO on whole responses, credited token by token."""
 
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "gamma": (0, 1),
+        "gae_lambda_policy": (0, 1),
+        "gae_lambda_value": (0, 1),
+        "length_adaptive_alpha": (1e-12, math.inf),
+        "kl_in_reward": (0, math.inf),
+        "positive_nll_coef": (0, math.inf),
+        "reward_range": (-1e30, 1e30),
+    }
+
     credit_type: ClassVar[type[Credit]] = PPOCredit
 
     gamma: float
@@ -72,11 +82,6 @@ class PPO(PolicyUpdate):
         self.check_divides("critic.minibatches", self.critic.minibatches)
         if self.overlong_filter not in FILTERS:
             raise ValueError(f"algorithm.overlong_filter={self.overlong_filter}: use one of {', '.join(FILTERS)}.")
-        if self.length_adaptive_alpha is not None and self.length_adaptive_alpha <= 0:
-            raise ValueError(f"algorithm.length_adaptive_alpha={self.length_adaptive_alpha}: must be above 0, or null.")
-        for name in ("gamma", "gae_lambda_policy", "gae_lambda_value"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"algorithm.{name}={getattr(self, name)}: must lie within 0 and 1.")
         self.critic.check(self.reward_range, self.group_size)
 
     @property

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,14 +12,16 @@ import numpy as np
 class ReadinessConfig:
     """Thresholds on the critic's error."""
 
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "global_threshold": (0, math.inf),
+        "local_threshold": (0, math.inf),
+        "window": (1, math.inf),
+    }
+
     global_threshold: float
     local_threshold: float
     window: int
     local: bool = True
-
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"algorithm.readiness.window={self.window}: must be at least 1.")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Replayed prefixes: states cut from stored rollouts, and the fresh rollouts that refill the store (AC2 3.1, Appendix C)."""
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,6 +14,15 @@ from algorithms.types import Problem, PromptRow, StoredTrajectory
 class Replay:
     """Where prefixes come from: a first-in-first-out buffer of complete rollouts, right or wrong."""
 
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "capacity": (1, math.inf),
+        "refill_problems": (1, math.inf),
+        "cut_grid": (1, math.inf),
+        "max_cut_fraction": (0, 1),
+        "refill_every": (1, math.inf),
+        "least_reward": (-math.inf, math.inf),
+    }
+
     capacity: int
     refill_problems: int
     cut_grid: int
@@ -20,11 +31,8 @@ class Replay:
     least_reward: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "refill_problems", "cut_grid", "refill_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"algorithm.replay.{name}={getattr(self, name)}: must be at least 1.")
-        if not 0 <= self.max_cut_fraction < 1:
-            raise ValueError(f"algorithm.replay.max_cut_fraction={self.max_cut_fraction}: must be in [0, 1).")
+        if self.max_cut_fraction == 1:
+            raise ValueError("algorithm.replay.max_cut_fraction=1: must be below 1, or nothing is left to roll out.")
 
     def refill(self, state: PlanState, budget: int) -> list[PromptRow]:
         """Fresh problems without replacement, one rollout each; they enter the buffer and no loss."""

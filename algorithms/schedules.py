@@ -1,11 +1,21 @@
 """What AC2 adapts as it trains: the upper clip, to a target entropy; the critic's learning rate, to its share of the change."""
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
 class EntropyControl:
     """Adaptive entropy control (AC2 equation 9): a constant step of the upper clip's offset toward the target entropy."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "target": (0, math.inf),
+        "step": (0, math.inf),
+        "minimum": (-math.inf, math.inf),
+        "maximum": (-math.inf, math.inf),
+        "initial": (-math.inf, math.inf),
+    }
 
     target: float
     step: float
@@ -28,6 +38,13 @@ class EntropyControl:
 @dataclass(frozen=True)
 class SelfCriticRate:
     """The critic's learning rate: halved, down to a floor, when its updates outweigh the actor's (AC2 Appendix C, Optimization)."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "initial": (0, 1),
+        "floor": (0, 1),
+        "ratio": (0, math.inf),
+        "patience": (1, math.inf),
+    }
 
     initial: float
     floor: float

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.noise import noise_floor
 
@@ -18,6 +19,12 @@ BANDWIDTH = 0.75  # its bandwidth in bins, unless they are given (EasyPPO Table 
 @dataclass(frozen=True)
 class CategoricalConfig:
     """The bins of an HL-Gauss head."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "bins": (2, math.inf),
+        "support": (-1e30, 1e30),
+        "bandwidth": (1e-12, math.inf),
+    }
 
     bins: int
     support: tuple[float, float] | None
@@ -37,6 +44,21 @@ class CategoricalConfig:
 @dataclass(frozen=True)
 class ValueModelConfig:
     """The value model and its update."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "lr": (0, 1),
+        "lr_warmup_steps": (0, math.inf),
+        "betas": (0, 0.999999999),
+        "eps": (0, 1),
+        "weight_decay": (0, math.inf),
+        "clip_grad_norm": (1e-12, math.inf),
+        "minibatches": (1, math.inf),
+        "epochs": (1, math.inf),
+        "value_clip": (1e-12, math.inf),
+        "warmup_steps": (0, math.inf),
+        "warmup_lambda": (0, 1),
+        "noise_floor": (1e-12, math.inf),
+    }
 
     path: str | None
     lr: float
@@ -91,5 +113,3 @@ class ValueModelConfig:
                 "algorithm.critic.noise_normalization has no floor: give algorithm.critic.noise_floor, or "
                 "task.reward_range=[low,high] to derive it from."
             )
-        if self.noise_floor is not None and self.noise_floor <= 0:
-            raise ValueError(f"algorithm.critic.noise_floor={self.noise_floor}: must be above 0, or null.")

@@ -23,7 +23,7 @@ from pipelines.engines.pool import EnginePool
 from pipelines.rollout import schema
 from pipelines.rollout.dataset import judged_dataset
 from pipelines.rollout.plan import EVAL_ROWS, plan_table
-from pipelines.rollout.scores import evaluation_metrics
+from pipelines.rollout.scores import check_scored, evaluation_metrics
 from pipelines.store import checkpoint
 from serve import judge
 from serve.reward_function import RewardFunction
@@ -45,12 +45,13 @@ def run(tree: dict[str, Any]) -> dict[str, float]:
     parts = cluster.demand(config)
     cluster.check_demand({name: part for name, part in parts.items() if "trainer" not in name})
     engines = EnginePool.start(config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed)
-    judge.start(config.judge, reward, output.parent)
+    judge.start(config.judge, reward, output.parent, config.task.reward_range)
     engines.wait_ready()
     rows = evaluate(config, problems.problems, engines)
-    metrics = evaluation_metrics(rows, config.evaluation.n, seed=config.seed)
     output.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(per_problem(rows), output)
+    check_scored(rows)
+    metrics = evaluation_metrics(rows, config.evaluation.n, seed=config.seed)
     print(table([*((name, f"{value:.4f}") for name, value in metrics.items()), ("problems", str(len(rows)))]))
     print(table([("dropped as overlong", str(problems.dropped_overlong)), ("per-problem table", str(output))]))
     return metrics

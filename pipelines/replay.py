@@ -6,12 +6,13 @@ file of groups, and a job that is started again makes those that are missing.
 """
 
 import json
+import math
 import os
 import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 
@@ -28,7 +29,7 @@ from algorithms.types import PromptRow
 from pipelines.command import cluster
 from pipelines.command.entry import command
 from pipelines.command.progress import table
-from pipelines.config.make import ConfigError
+from pipelines.config.make import ConfigError, check_bounds
 from pipelines.config.run import RunConfig, build, digest, self_critic
 from pipelines.data.prompts import load_tokenizer
 from pipelines.engines.pool import EnginePool
@@ -58,6 +59,13 @@ ASKED = [
 class ReplayJob:
     """What to cut and how far to go."""
 
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "prefixes": (1, math.inf),
+        "group_size": (1, 1 << 16),
+        "chunk_tokens": (1, math.inf),
+        "rows_per_file": (1, math.inf),
+    }
+
     prefixes: int
     group_size: int
     cut: str
@@ -71,9 +79,6 @@ class ReplayJob:
     def __post_init__(self) -> None:
         if self.cut not in ("fraction", "grid"):
             raise ConfigError(f"cut={self.cut}: use fraction or grid.")
-        for name in ("prefixes", "group_size", "chunk_tokens", "rows_per_file"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1.")
 
     def cut_of(self, length: int, rng: np.random.Generator) -> int:
         """Where to cut a response of `length` tokens."""
@@ -93,6 +98,8 @@ def run(tree: dict[str, Any]) -> Path:
     algorithm = config.algorithm
     if not isinstance(algorithm, AC2) or algorithm.replay is None:
         raise ConfigError(f"algorithm={algorithm.name}: offline replay cuts and asks as AC2 does; use algorithm=ac2 or a variant.")
+    for name, value in own.items():
+        check_bounds(ReplayJob, name, value, name)
     job = ReplayJob(
         **own,
         seed=config.seed,
@@ -185,7 +192,7 @@ def _roll_out(config: RunConfig, critic: SelfCritic, job: ReplayJob, parts: list
     cluster.check_demand({name: part for name, part in demand.items() if "trainer" not in name and "coordinator" not in name})
     context = max(config.max_model_len, critic.context_limit + MAX_ANSWER_TOKENS)
     engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed)
-    judge.start(config.judge, RewardFunction.read(config.reward), output)
+    judge.start(config.judge, RewardFunction.read(config.reward), output, config.task.reward_range)
     engines.wait_ready()
     ids = [rows["row_id"][0].as_py() for _, rows in parts]
     names = dict(zip(ids, (str(file_of(output, i)) for i, _ in parts), strict=True))

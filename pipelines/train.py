@@ -92,7 +92,7 @@ def _run(config: RunConfig, resume_from: str | None, output_dir: str, began: flo
     context = config.max_model_len if self_critic is None else max(config.max_model_len, self_critic.context_limit)
     engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed, weights_dir)
     coordinator = _start_coordinator(config, tokenizer, self_critic, train, validation, output_dir, resume_from, changes)
-    judge.start(config.judge, reward, output_dir)
+    judge.start(config.judge, reward, output_dir, config.task.reward_range)
     # Ray Train would go on from its own notes of an earlier run in this folder; the manifests decide that here.
     (Path(output_dir) / checkpoint.FOLDER / "checkpoint_manager_snapshot.json").unlink(missing_ok=True)
     status = "FAILED"

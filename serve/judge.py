@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from fastapi import FastAPI, HTTPException, Request
@@ -26,6 +26,7 @@ from serve.verifiers import find
 
 APP_NAME, DEPLOYMENT, TOKEN_FILE = "judge", "Judge", "judge_token"
 BODY_BYTES = 1 << 20
+LARGEST, ROUNDING = 1e30, 1e-6  # what float32 holds with room to square it; a sum of parts may miss its bound by this
 CONF = Path(__file__).parents[1] / "conf/cluster/base.yaml"
 
 api = FastAPI(title="Judge", description="Scores responses. A reward of null means that no score could be made; status says why.")
@@ -35,6 +36,19 @@ api.add_middleware(BodyLimit, most=BODY_BYTES)
 @dataclass(frozen=True)
 class JudgeConfig:
     """Size and patience of the judge; `conf/cluster/base.yaml` says what each key is."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "min_replicas": (1, math.inf),
+        "max_replicas": (1, math.inf),
+        "num_cpus": (0, math.inf),
+        "max_ongoing_requests": (1, math.inf),
+        "sandboxes": (1, math.inf),
+        "verifier_timeout_s": (1e-3, 1e7),
+        "verifier_memory_gib": (0.1, math.inf),
+        "request_timeout_s": (1e-3, 1e7),
+        "retries": (0, math.inf),
+        "http_port": (1, 65535),
+    }
 
     min_replicas: int
     max_replicas: int
@@ -47,6 +61,10 @@ class JudgeConfig:
     retries: int
     http_port: int
     http_token: bool
+
+    def __post_init__(self) -> None:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"cluster.judge.min_replicas={self.min_replicas}: more than max_replicas={self.max_replicas}.")
 
 
 class Item(BaseModel):
@@ -70,12 +88,15 @@ def _mapping(extra: str | dict[str, Any]) -> dict[str, Any]:
     return json.loads(extra) if isinstance(extra, str) else extra
 
 
-def _verdict(score: float | str) -> dict[str, Any]:
-    """A finite number is a reward; anything else is null with its reason."""
+def _verdict(score: float | str, bounds: tuple[float, float] | None) -> dict[str, Any]:
+    """A finite number within the task's range is a reward; anything else is null with its reason."""
     if isinstance(score, str):
         return {"reward": None, "status": score}
     if not math.isfinite(score):
         return {"reward": None, "status": f"error: the verifier returned {score}"}
+    low, high = bounds or (-LARGEST, LARGEST)
+    if not low - ROUNDING <= score <= high + ROUNDING:
+        return {"reward": None, "status": f"error: a reward of {score:g} is outside task.reward_range=[{low:g}, {high:g}]"}
     return {"reward": score, "status": "ok"}
 
 
@@ -95,8 +116,14 @@ class JudgeReplica:
     Training and people have sandboxes of their own, so that nothing that comes over HTTP can hold up a batch.
     """
 
-    def __init__(self, config: JudgeConfig, reward: RewardFunction | None = None, token: str | None = None) -> None:
-        self._config, self._reward, self._token = config, reward, token
+    def __init__(
+        self,
+        config: JudgeConfig,
+        reward: RewardFunction | None = None,
+        token: str | None = None,
+        bounds: tuple[float, float] | None = None,
+    ) -> None:
+        self._config, self._reward, self._token, self._bounds = config, reward, token, bounds
         isolated = reward is None or reward.isolated
         size = (config.verifier_timeout_s, config.verifier_memory_gib, isolated)
         self._training, self._people = SandboxPool(config.sandboxes, *size), SandboxPool(1, *size)
@@ -137,12 +164,12 @@ class JudgeReplica:
                     if find(item["data_source"]).killable:
                         jobs.append(([i], item["data_source"]))
                     else:
-                        verdicts[i] = _verdict(_in_process(item))
+                        verdicts[i] = _verdict(_in_process(item), self._bounds)
                 except Exception as error:
-                    verdicts[i] = _verdict(f"error: {type(error).__name__}: {error}"[:500])
+                    verdicts[i] = _verdict(f"error: {type(error).__name__}: {error}"[:500], None)
         scored = await pool.score([(scorer, [items[i] for i in batch]) for batch, scorer in jobs], deadline_s)
         for (batch, _), scores in zip(jobs, scored, strict=True):
-            verdicts |= {i: _verdict(score) for i, score in zip(batch, scores, strict=True)}
+            verdicts |= {i: _verdict(score, self._bounds) for i, score in zip(batch, scores, strict=True)}
         return [verdicts[i] for i in range(len(items))]
 
     def __del__(self) -> None:
@@ -153,20 +180,30 @@ class JudgeReplica:
 Judge: serve.Deployment = serve.deployment(name=DEPLOYMENT)(JudgeReplica)
 
 
-def application(config: JudgeConfig, reward: RewardFunction | None = None, token: str | None = None) -> serve.Application:
+def application(
+    config: JudgeConfig,
+    reward: RewardFunction | None = None,
+    token: str | None = None,
+    bounds: tuple[float, float] | None = None,
+) -> serve.Application:
     """The judge sized by a configuration, with a reward function of the user's own if there is one; HTTP wants the token."""
     return Judge.options(
         autoscaling_config={"min_replicas": config.min_replicas, "max_replicas": config.max_replicas},
         max_ongoing_requests=config.max_ongoing_requests,
         ray_actor_options={"num_cpus": config.num_cpus},
-    ).bind(config, reward, token)
+    ).bind(config, reward, token, bounds)
 
 
-def start(config: JudgeConfig, reward: RewardFunction | None, folder: str | Path) -> None:
-    """Run the judge in the current Ray cluster, ready when this returns; the token of its HTTP side goes to `folder`."""
+def start(
+    config: JudgeConfig, reward: RewardFunction | None, folder: str | Path, bounds: tuple[float, float] | None = None
+) -> None:
+    """Run the judge in the current Ray cluster, ready when this returns; the token of its HTTP side goes to `folder`.
+
+    `bounds`: the range in which a reward must lie.
+    """
     serve.start(http_options={"host": "127.0.0.1", "port": config.http_port})
     token = new_token(folder) if config.http_token else None
-    running = serve.run(application(config, reward, token), name=APP_NAME, route_prefix="/")
+    running = serve.run(application(config, reward, token, bounds), name=APP_NAME, route_prefix="/")
     if missing := running.isolation.remote().result(timeout_s=START_TIMEOUT_S):
         lacks = " and ".join(missing)
         print(f"warning: this machine cannot keep {lacks} from verifiers (no user namespaces or no Landlock)", file=sys.stderr)

@@ -1,6 +1,7 @@
 """Typed settings from a composed mapping, with the key named in every error."""
 
 import dataclasses
+import math
 import re
 from difflib import get_close_matches
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -28,9 +29,34 @@ def make(kind: type[T], values: dict[str, Any], where: str) -> T:
     }
     for name, value in values.items():
         check_type(f"{where}.{name}", value, str(fields[name].type))
+        check_bounds(kind, name, value, f"{where}.{name}")
     return kind(
         **{name: tuple(value) if isinstance(value, list) and _is_tuple(hints[name]) else value for name, value in values.items()}
     )
+
+
+def bounds_of(kind: type) -> dict[str, tuple[float, float]]:
+    """The least and greatest value of each number of a dataclass: its `BOUNDS`, and those of the classes that it builds on."""
+    return {name: bounds for one in reversed(kind.__mro__) for name, bounds in vars(one).get("BOUNDS", {}).items()}
+
+
+def check_bounds(kind: type, name: str, value: Any, where: str) -> None:
+    """ConfigError where a number, or one of a list, is not finite or beyond the bounds of its field."""
+    listed = isinstance(value, list | tuple)
+    numbers = [one for one in (value if listed else [value]) if isinstance(one, int | float)]
+    bounds = bounds_of(kind)
+    if name in bounds and listed and len(numbers) < len(value):
+        raise ConfigError(f"{where}={list(value)}: expected numbers.")
+    low, high = bounds.get(name, (-math.inf, math.inf))
+    for number in numbers:
+        if isinstance(number, bool):
+            continue
+        if not math.isfinite(number):
+            raise ConfigError(f"{where}={number}: must be a finite number.")
+        if number < low:
+            raise ConfigError(f"{where}={number}: must be {'above 0' if 0 < low < 1e-6 else f'at least {low:g}'}.")
+        if number > high:
+            raise ConfigError(f"{where}={number}: must be at most {high:g}.")
 
 
 def _is_tuple(hint: Any) -> bool:

@@ -4,13 +4,14 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from algorithms.base import Algorithm
 from algorithms.self_critic import MAX_ANSWER_TOKENS, SelfCriticPrompt
-from pipelines.config.make import ConfigError, check_type, make
+from pipelines.config.make import ConfigError, check_bounds, check_type, make
 from pipelines.data.problems import TaskConfig
 from pipelines.engines.config import EngineConfig, Sampling
 from pipelines.engines.self_critic import SelfCritic
@@ -30,6 +31,11 @@ ASSETS = Path(__file__).parents[1] / "assets"
 class RayConfig:
     """The Ray cluster to use, or the one to start."""
 
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "num_cpus": (1, math.inf),
+        "object_store_gib": (1e-3, math.inf),
+    }
+
     address: str | None
     num_cpus: int | None
     object_store_gib: float | None
@@ -38,6 +44,15 @@ class RayConfig:
 @dataclass(frozen=True)
 class RunConfig:
     """A whole run, typed and checked."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "seed": (0, 2**31 - 1),
+        "steps": (1, math.inf),
+        "blocks": (1, math.inf),
+        "max_missing_reward": (0, 1),
+        "logprob_diff_alarm": (0, math.inf),
+        "keep_rollouts": (0, math.inf),
+    }
 
     seed: int
     steps: int
@@ -127,6 +142,11 @@ def build(tree: dict[str, Any]) -> RunConfig:
     cluster = tree["cluster"]
     task = {name: tree["task"].get(name) for name in (field.name for field in dataclasses.fields(TaskConfig))}
     whole = ("seed", "steps", "output_dir", "resume", "branch_from", "max_missing_reward", "logprob_diff_alarm", "keep_rollouts")
+    hints = {field.name: str(field.type) for field in dataclasses.fields(RunConfig)}
+    for name, key in [*((name, name) for name in whole), ("blocks", "cluster.rollout.blocks")]:
+        value = cluster["rollout"]["blocks"] if name == "blocks" else tree[name]
+        check_type(key, value, hints[name])
+        check_bounds(RunConfig, name, value, key)
     config = RunConfig(
         algorithm=make(implementation, algorithm, "algorithm"),
         task=make(TaskConfig, task, "task"),
@@ -183,9 +203,6 @@ def _check(config: RunConfig) -> None:
             f"cluster.learner.max_tokens_per_microbatch={config.learner.max_tokens_per_microbatch} cannot hold one sequence of "
             f"{config.max_model_len} tokens (prompt and response budgets): raise it."
         )
-    for name, value in (("steps", config.steps), ("cluster.rollout.blocks", config.blocks), ("evaluation.n", config.evaluation.n)):
-        if value < 1:
-            raise ConfigError(f"{name}={value}: must be at least 1.")
 
 
 def digest(tree: dict[str, Any]) -> str:

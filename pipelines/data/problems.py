@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from algorithms.types import Problem
 from pipelines.data import worlds
@@ -28,6 +29,12 @@ class DataConfig:
 
     `conf/task/base.yaml` says what each key is.
     """
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "count": (1, math.inf),
+        "seed": (0, math.inf),
+        "few_shot": (0, math.inf),
+    }
 
     files: list[str] | None = None
     hub: str | None = None
@@ -49,6 +56,12 @@ class DataConfig:
 @dataclass(frozen=True)
 class TaskConfig:
     """Problems to train and validate on, and the budgets of a prompt and a response in tokens."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "max_prompt_tokens": (1, math.inf),
+        "max_new_tokens": (1, math.inf),
+        "reward_range": (-1e30, 1e30),
+    }
 
     name: str
     train: DataConfig

@@ -1,11 +1,30 @@
 """Settings of the engines, how they sample, and the environment of their processes."""
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """How many engines there are and what each of them gets; `conf/cluster/base.yaml` says what each key is."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "count": (1, math.inf),
+        "tensor_parallel_size": (1, math.inf),
+        "num_cpus": (0, math.inf),
+        "num_gpus": (0, math.inf),
+        "threads": (1, math.inf),
+        "kv_cache_gib": (1e-3, math.inf),
+        "gpu_memory_utilization": (1e-3, 1),
+        "max_num_seqs": (1, math.inf),
+        "max_num_batched_tokens": (1, math.inf),
+        "block_size": (1, math.inf),
+        "start_timeout_s": (1e-3, 1e7),
+        "request_timeout_s": (1e-3, 1e7),
+        "sync_timeout_s": (1e-3, 1e7),
+        "max_restarts": (0, math.inf),
+    }
 
     count: int
     tensor_parallel_size: int
@@ -40,6 +59,12 @@ class EngineConfig:
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn. Training refuses top-p and top-k: the trainer could not reproduce their probabilities."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "temperature": (0, 100),
+        "top_p": (1e-9, 1),
+        "top_k": (-1, math.inf),
+    }
 
     temperature: float
     top_p: float = 1.0

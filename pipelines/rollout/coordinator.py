@@ -21,7 +21,7 @@ from pipelines.rollout.metrics import light_rows, observed_groups, rollout_metri
 from pipelines.rollout.plan import EVAL_ROWS, plan_table
 from pipelines.rollout.record import StepRecord
 from pipelines.rollout.run_buffer import BufferPlace, RunBuffer
-from pipelines.rollout.scores import EvaluationConfig, evaluation_metrics, mean_score
+from pipelines.rollout.scores import EvaluationConfig, check_scored, evaluation_metrics, mean_score
 from pipelines.store import checkpoint
 from pipelines.store.rollouts import write_rollouts
 from pipelines.store.tracker import Tracker, TrackingConfig
@@ -207,7 +207,7 @@ class Coordinator:
             "training/global_step": float(step),
             "training/epoch": record.epochs,
             "training/problems": float(self._cursor.drawn),
-            "training/rollout_alarm": float(difference > self._config.logprob_diff_alarm),
+            "training/rollout_alarm": float(not difference <= self._config.logprob_diff_alarm),  # NaN too
             "training/restarts": float(max(self._starts - 1, 0)),
             "training/filter_groups/dropped": metrics["training/groups"] - record.kept,
         }
@@ -226,6 +226,7 @@ class Coordinator:
         record = self._evaluation.pop(step)
         table = record.table()
         rows = light_rows(table)
+        check_scored(rows)
         n = self._config.evaluation.n
         metrics = evaluation_metrics(rows, n, seed=self._config.seed) | self._totals
         metrics["timing_s/testing"] = record.spans["timing_s/reward"][1] - record.spans["timing_s/gen"][0]

@@ -1,7 +1,8 @@
 """How good a policy is: mean@n and bootstrapped best@k over validation problems."""
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -9,6 +10,14 @@ import numpy as np
 @dataclass(frozen=True)
 class EvaluationConfig:
     """Validation during training; `conf/config.yaml` says what each key is."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "every": (0, math.inf),
+        "n": (1, 1 << 16),
+        "temperature": (0, 100),
+        "top_p": (1e-9, 1),
+        "top_k": (-1, math.inf),
+    }
 
     every: int
     at_start: bool
@@ -37,6 +46,12 @@ def evaluation_metrics(rows: list[dict[str, Any]], n: int, bootstrap: int = 1000
             metrics[f"val-core/{source}/acc/best@{k}/mean"] = float(np.mean(best))
             k *= 2
     return metrics
+
+
+def check_scored(rows: list[dict[str, Any]]) -> None:
+    """RuntimeError with the first reason if no response of an evaluation has a score."""
+    if rows and not any(reward is not None for row in rows for reward in row["reward"]):
+        raise RuntimeError(f"evaluation: the judge scored none of the responses; the first says: {rows[0]['reward_status'][0]}")
 
 
 def mean_score(metrics: dict[str, float], n: int) -> float:

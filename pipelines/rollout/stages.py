@@ -127,7 +127,8 @@ def as_group(row: dict[str, Any]) -> Group:
 
 
 def _floats(values: list[float | None]) -> np.ndarray:
-    return np.array([np.nan if value is None else round(value, 6) for value in values], dtype=float)  # tenths, not float32's
+    """Columns are float32; the shortest number that means the same is the one that was given (0.1 and not 0.10000000149)."""
+    return np.array([np.nan if value is None else float(str(np.float32(value))) for value in values], dtype=float)
 
 
 def deliver(table: pa.Table, coordinator: CoordinatorLink, credit_type: type[Credit] = Credit) -> pa.Table:

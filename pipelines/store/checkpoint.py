@@ -1,11 +1,12 @@
 """Checkpoints: a folder is one only once its manifest is there, and the manifest is written last, atomically."""
 
 import json
+import math
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +16,12 @@ FOLDER, MANIFEST, COORDINATOR, MEMORY = "checkpoints", "manifest.json", "coordin
 @dataclass(frozen=True)
 class CheckpointConfig:
     """When checkpoints are written and which of them stay; `conf/config.yaml` says what each key is."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "every": (0, math.inf),
+        "keep_last": (1, math.inf),
+        "keep_best": (0, math.inf),
+    }
 
     every: int
     keep_last: int
@@ -79,7 +86,7 @@ def prune(output_dir: str, config: CheckpointConfig) -> list[Path]:
     """Delete all but the newest and the best checkpoints of a run; returns what was deleted."""
     paths = complete(output_dir)
     scores: dict[Path, Any] = {path: read_manifest(path).get("score") for path in paths}
-    scored = [path for path in paths if scores[path] is not None]
+    scored = [path for path in paths if scores[path] is not None and math.isfinite(scores[path])]
     ranked = sorted(scored, key=lambda path: float(scores[path]), reverse=True)
     kept = set(paths[-config.keep_last :]) | set(ranked[: config.keep_best])
     dropped = [path for path in paths if path not in kept]

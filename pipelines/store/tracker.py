@@ -1,6 +1,7 @@
 """One MLflow run per training run, resumed with it, written through an outbox."""
 
 import logging
+import math
 import os
 import shlex
 import subprocess
@@ -8,7 +9,7 @@ import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pipelines.store.outbox import Outbox, metric_key
 
@@ -20,6 +21,10 @@ DESCRIPTION = "mlflow.note.content"  # the tag that MLflow's pages show as a run
 @dataclass(frozen=True)
 class TrackingConfig:
     """Where metrics go; `conf/config.yaml` says what each key is."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "sample_rollouts": (0, math.inf),
+    }
 
     uri: str
     artifacts: str | None

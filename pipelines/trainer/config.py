@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from algorithms.base import Algorithm
 from pipelines.engines.pool import EnginePool
@@ -18,6 +18,11 @@ from pipelines.trainer.link import CoordinatorLink
 @dataclass(frozen=True)
 class LoRAConfig:
     """Low-rank adapters: they alone are trained; engines and checkpoints get weights with them merged in."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "rank": (1, math.inf),
+        "alpha": (1e-9, math.inf),
+    }
 
     rank: int
     alpha: float
@@ -53,6 +58,17 @@ def read_model_config(path: str) -> dict[str, Any]:
 class OptimizerConfig:
     """AdamW, a linear warm-up, then a constant rate or a cosine to a tenth over `total_updates`."""
 
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "lr": (0, 1),
+        "betas": (0, 0.999999999),
+        "eps": (0, 1),
+        "weight_decay": (0, math.inf),
+        "warmup_steps": (0, math.inf),
+        "clip_grad_norm": (1e-12, math.inf),
+        "max_nonfinite_steps": (1, math.inf),
+        "total_updates": (1, math.inf),
+    }
+
     lr: float
     betas: tuple[float, float]
     eps: float
@@ -80,6 +96,16 @@ class OptimizerConfig:
 @dataclass(frozen=True)
 class LearnerConfig:
     """The trainer's ranks and what each may hold; `conf/cluster/base.yaml` says what each key is."""
+
+    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
+        "ranks": (1, math.inf),
+        "num_cpus": (0, math.inf),
+        "num_gpus": (0, math.inf),
+        "threads": (1, math.inf),
+        "max_tokens_per_microbatch": (1, math.inf),
+        "stream_timeout_s": (1e-3, 1e7),
+        "max_restarts": (0, math.inf),
+    }
 
     ranks: int
     num_cpus: float

@@ -196,10 +196,10 @@ def test_easyppo_is_ppo_and_three_settings():
             ["algorithm.critic.categorical={bins:11,support:[0.2,0.8],bandwidth:0.1}"],
             r"does not cover task.reward_range=\[0.0, 1.0\]",
         ),
-        (["algorithm.critic.categorical={bins:1,support:[0,1],bandwidth:0.1}"], r"at least 2 bins"),
+        (["algorithm.critic.categorical={bins:1,support:[0,1],bandwidth:0.1}"], r"categorical.bins=1: must be at least 2"),
         (["algorithm.overlong_filter=critic"], r"use one of none, both, actor_only"),
-        (["algorithm.gae_lambda_policy=1.5"], r"must lie within 0 and 1"),
-        (["algorithm.length_adaptive_alpha=0"], r"must be above 0, or null"),
+        (["algorithm.gae_lambda_policy=1.5"], r"gae_lambda_policy=1.5: must be at most 1"),
+        (["algorithm.length_adaptive_alpha=0"], r"length_adaptive_alpha=0: must be above 0"),
         (["algorithm.critic.path=/nowhere"], r"no config.json there"),
     ],
 )
