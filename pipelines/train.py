@@ -29,6 +29,7 @@ from pipelines.engines.self_critic import SelfCritic
 from pipelines.rollout.coordinator import Coordinator, CoordinatorConfig
 from pipelines.rollout.dataset import rollout_dataset
 from pipelines.store import checkpoint, run_folder
+from pipelines.store.outbox import masked
 from pipelines.store.replay_buffer import check_place, tokenizer_hash
 from pipelines.store.tracker import FLUSH_TIMEOUT_S, description, git_sha
 from pipelines.trainer.config import LoopConfig, read_model_config
@@ -143,7 +144,7 @@ def _announce(config: RunConfig, tokenizer: Any, train: ProblemSet, validation: 
                 ("first prompt", repr(tokenizer.decode(first.prompt_ids))[:100]),
                 ("stop ids", ", ".join(f"{i} {tokenizer.decode([i])!r}" for i in stop_ids(config.model.path, tokenizer))),
                 ("output", output_dir),
-                ("MLflow", config.tracking.uri),
+                ("MLflow", masked(config.tracking.uri)),
             ]
         ),
         flush=True,
@@ -247,8 +248,8 @@ def _summary(config: RunConfig, final: dict[str, Any], output_dir: str, seconds:
         ("decoding", progress.flops(final["decode_flops"])),
         ("wall time", progress.clock(seconds)),
         ("checkpoint", str(checkpoint.complete(output_dir)[-1])),
-        ("MLflow run", f"{final['mlflow_run_id'] or 'not there yet'} in {config.tracking.uri}"),
-        ("compare runs", f"mlflow ui --backend-store-uri {config.tracking.uri}"),
+        ("MLflow run", f"{final['mlflow_run_id'] or 'not there yet'} in {masked(config.tracking.uri)}"),
+        ("compare runs", f"mlflow ui --backend-store-uri {masked(config.tracking.uri)}"),
     ]
     return "\n" + progress.table(rows)
 

@@ -115,11 +115,21 @@ def check_fits(path: str | Path, expected: dict[str, Any]) -> None:
             raise CheckpointError(f"{path}: made with {name} {manifest.get(name)!r}, but this run has {value!r}.")
 
 
-def write_atomically(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str, mode: int = 0o644) -> None:
     """Write a file that is either absent (or as it was) or whole, whenever the machine stops."""
-    temporary = file.with_suffix(".tmp")
-    with open(temporary, "w") as stream:
+    temporary = file.with_name(f".{file.name}.tmp")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(temporary, file)
+    sync_folder(file.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep the names in a folder, so that a file that was renamed is not lost with the power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

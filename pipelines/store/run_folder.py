@@ -40,8 +40,8 @@ def of(path: str) -> Path:
 
 
 def write_config(folder: str | Path, tree: dict[str, Any]) -> None:
-    """Keep the whole configuration with the run."""
-    write_atomically(Path(folder) / CONFIG, json.dumps(tree, indent=1))
+    """Keep the whole configuration with the run; it may hold a password of MLflow's server."""
+    write_atomically(Path(folder) / CONFIG, json.dumps(tree, indent=1), mode=0o600)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

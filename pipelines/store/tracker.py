@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pipelines.store.outbox import Outbox, metric_key
+from pipelines.store.outbox import Outbox, masked, metric_key
 
 RETRY_S = (1.0, 30.0)  # wait before the next look at the outbox: at first, and at most while MLflow is away
 FLUSH_TIMEOUT_S = 60.0  # the end of a run waits this long for MLflow
@@ -81,9 +81,17 @@ class Tracker:
         self._stop.set()
         self._thread.join(timeout=FLUSH_TIMEOUT_S)
         if left := self._outbox.unsent():
+            away = self._outbox.failure or "no answer yet"
             return (
-                f"{left} records did not reach MLflow at {self._uri} ({self._outbox.failure or 'no answer yet'}); they are kept: "
+                f"{left} records did not reach MLflow at {masked(self._uri)} ({away}); they are kept: "
                 f"`python -m pipelines.tracking {self._outbox.folder}` sends them."
+            )
+        if self._outbox.torn:
+            return f"{'; '.join(self._outbox.torn)}; the rest is in MLflow."
+        if steps := self._outbox.doubled():
+            return (
+                f"steps {steps[0]} to {steps[-1]} were done again and are twice in MLflow; "
+                f"`python -m pipelines.tracking {self._outbox.folder} --repair` writes the run with each once."
             )
         return None
 
@@ -128,4 +136,4 @@ def git_sha() -> str:
 
 def description(module: str, arguments: list[str]) -> dict[str, str]:
     """The tag that shows a run's command on its page."""
-    return {DESCRIPTION: f"`{shlex.join(['python', '-m', module, *arguments])}`"}
+    return {DESCRIPTION: f"`{masked(shlex.join(['python', '-m', module, *arguments]))}`"}
