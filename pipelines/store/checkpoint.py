@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 FOLDER, MANIFEST, COORDINATOR, MEMORY = "checkpoints", "manifest.json", "coordinator.json", "memory.npz"
+STATE_KEYS = {"step", "cursor", "totals", "evaluations", "replay", "memory"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,18 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     file = Path(path) / MANIFEST
     if not file.is_file():
         raise CheckpointError(f"{path}: no {MANIFEST} there, so it is not a complete checkpoint.")
-    return json.loads(file.read_text())
+    return _read_json(file)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """A mapping from a file of a checkpoint; CheckpointError if it is cut short or something else."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: cannot be read as JSON ({str(error).splitlines()[0]}).") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file}: holds no mapping, so it is not this checkpoint's.")
+    return found
 
 
 def model_folder(path: str) -> str:
@@ -70,15 +83,21 @@ def write_coordinator(path: str | Path, state: dict[str, Any]) -> None:
 
 def read_coordinator(path: str | Path) -> dict[str, Any]:
     """The coordinator's state in a checkpoint, without the arrays of an algorithm's memory."""
-    return json.loads((Path(path) / COORDINATOR).read_text())
+    state = _read_json(Path(path) / COORDINATOR)
+    if missing := sorted(STATE_KEYS - set(state)):
+        raise CheckpointError(f"{Path(path) / COORDINATOR}: {missing[0]} is missing, so it is no state of a run.")
+    return state
 
 
 def read_coordinator_whole(path: str | Path) -> dict[str, Any]:
     """The coordinator's state in a checkpoint, whole."""
     state = read_coordinator(path)
     if state.get("memory") is not None:
-        with np.load(Path(path) / MEMORY) as arrays:
-            state["memory"]["arrays"] = dict(arrays)
+        try:
+            with np.load(Path(path) / MEMORY) as arrays:
+                state["memory"]["arrays"] = dict(arrays)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise CheckpointError(f"{Path(path) / MEMORY}: cannot be read ({str(error).splitlines()[0]}).") from None
     return state
 
 
@@ -124,6 +143,15 @@ def write_atomically(file: Path, text: str, mode: int = 0o644) -> None:
         os.fsync(stream.fileno())
     os.replace(temporary, file)
     sync_folder(file.parent)
+
+
+def sync_tree(path: Path) -> None:
+    """Have the disk keep all files under a folder, and their names."""
+    for folder, _, files in os.walk(path):
+        for name in files:
+            with open(Path(folder) / name, "rb") as stream:
+                os.fsync(stream.fileno())
+        sync_folder(Path(folder))
 
 
 def sync_folder(folder: Path) -> None:

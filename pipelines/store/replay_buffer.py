@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 
 from algorithms.types import Problem, StoredTrajectory
 from pipelines.store.buffer_index import INDEX, check_index, claim, first_sequence, read_index
+from pipelines.store.checkpoint import sync_folder
 from pipelines.store.trajectories import SCHEMA, ReplayError, check_alignment
 
 ROW_GROUP_TOKENS = 1 << 19  # what one sample reads at most, unless a single trajectory is longer
@@ -180,14 +182,20 @@ class ReplayBuffer:
                 start += size
             writer.close()
             _flush(stream)
-        self._fs.mv(temporary, f"{self._root}/{name}")
+        self._name(temporary, name)
 
     def _write_index(self) -> None:
         temporary = f"{self._root}/.{INDEX}.tmp"
         with self._fs.open(temporary, "w") as stream:
             json.dump(self.state(), stream)
             _flush(stream)
-        self._fs.mv(temporary, f"{self._root}/{INDEX}")
+        self._name(temporary, INDEX)
+
+    def _name(self, temporary: str, name: str) -> None:
+        """Give a whole file the name under which others look for it."""
+        self._fs.mv(temporary, f"{self._root}/{name}")
+        if "file" in self._fs.protocol:
+            sync_folder(Path(self._root))
 
 
 _WRITE: dict[str, Any] = {"compression": "zstd", "use_dictionary": ["problem_id", "data_source", "tokenizer_hash", "finish_reason"]}

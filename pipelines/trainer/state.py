@@ -16,10 +16,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from pipelines.store.checkpoint import MANIFEST, read_manifest, write_atomically, write_coordinator
+from pipelines.store.checkpoint import MANIFEST, read_manifest, sync_tree, write_atomically, write_coordinator
 from pipelines.trainer.config import LoRAConfig
 from pipelines.trainer.learner import Learner
 from pipelines.trainer.policy import adapter_config, full_state_dict
+from pipelines.trainer.safe_state import SafeReader, load_state
 from pipelines.trainer.value_model import ValueModel, save_value_model
 
 MODEL, STATE, ADAPTER, VALUE_MODEL = "model", "state", "adapter", "critic"
@@ -28,6 +29,10 @@ CARRIED = ("config.json", "generation_config.json", "chat_template.jinja", "spec
 
 def save(learner: Learner, path: Path, coordinator: dict[str, Any], manifest: dict[str, Any]) -> None:
     """Write models, optimizers and coordinator, then the manifest; collective. Rank 0 passes the coordinator's state."""
+    if dist.get_rank() == 0:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / MANIFEST).unlink(missing_ok=True)  # while it is written anew it is no checkpoint
+    dist.barrier()
     stepped = [name for name, optimizer in learner.optimizers.items() if optimizer.adamw.state]
     dcp.save(_trained_state(learner, _trained_models(learner), stepped), checkpoint_id=str(path / STATE))
     save_model_folder(learner, path / MODEL)
@@ -38,6 +43,7 @@ def save(learner: Learner, path: Path, coordinator: dict[str, Any], manifest: di
         save_value_model(value_model, path / VALUE_MODEL, learner.value_model.path or learner.model.path)
     if dist.get_rank() == 0:
         write_coordinator(path, coordinator)
+        sync_tree(path)
         counts = {"updates": learner.updates, "batches": learner.batches}
         write_atomically(path / MANIFEST, json.dumps(manifest | counts, indent=1))
     dist.barrier()
@@ -70,7 +76,7 @@ def load(learner: Learner, path: str | Path) -> None:
 
     A model or an optimizer that the checkpoint does not have stays as it is: new.
     """
-    reader = dcp.FileSystemReader(str(Path(path) / STATE))
+    reader = SafeReader(str(Path(path) / STATE))
     saved = list(reader.read_metadata().state_dict_metadata)
 
     def known(names: list[str], kind: str) -> list[str]:
@@ -78,7 +84,7 @@ def load(learner: Learner, path: str | Path) -> None:
 
     models, optimizers = known(_trained_models(learner), "models"), known(list(learner.optimizers), "optimizers")
     state = _trained_state(learner, models, optimizers)
-    dcp.load(state, storage_reader=reader)
+    load_state(state, reader)
     for name in models:
         set_model_state_dict(learner.models[name], state["models"][name])
     for name in optimizers:
