@@ -15,6 +15,7 @@ from algorithms.types import Problem, PromptRow
 from pipelines.command import cluster
 from pipelines.command.entry import command
 from pipelines.command.progress import table
+from pipelines.command.scorable import check_scorable
 from pipelines.config.run import RunConfig, build
 from pipelines.data.problems import load_problems
 from pipelines.data.prompts import load_tokenizer
@@ -27,7 +28,6 @@ from pipelines.rollout.scores import check_scored, evaluation_metrics
 from pipelines.store import checkpoint
 from serve import judge
 from serve.reward_function import RewardFunction
-from serve.verifiers import find
 
 
 def run(tree: dict[str, Any]) -> dict[str, float]:
@@ -39,8 +39,8 @@ def run(tree: dict[str, Any]) -> dict[str, float]:
     tokenizer = load_tokenizer(config.model.path)
     reward = RewardFunction.read(config.reward)
     problems = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
-    for source in {problem.data_source for problem in problems.problems} if reward is None else ():
-        find(source)
+    check_scorable(problems.problems, reward, config.judge)
+    cluster.check_port(config.ray, config.judge.http_port)
     cluster.connect(config.ray)
     parts = cluster.demand(config)
     cluster.check_demand({name: part for name, part in parts.items() if "trainer" not in name})

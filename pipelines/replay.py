@@ -187,6 +187,7 @@ def file_of(output: Path, part: int) -> Path:
 
 
 def _roll_out(config: RunConfig, critic: SelfCritic, job: ReplayJob, parts: list[tuple[int, pa.Table]], output: Path) -> None:
+    cluster.check_port(config.ray, config.judge.http_port)
     cluster.connect(config.ray)
     demand = cluster.demand(config)
     cluster.check_demand({name: part for name, part in demand.items() if "trainer" not in name and "coordinator" not in name})

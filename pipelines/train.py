@@ -20,6 +20,7 @@ from pipelines.command import cluster, progress
 from pipelines.command.entry import command
 from pipelines.command.place import keep_config, manifest_of, place
 from pipelines.command.resumed import compose_run
+from pipelines.command.scorable import check_scorable
 from pipelines.config.run import RunConfig, build, digest, self_critic_of
 from pipelines.data.problems import ProblemSet, load_problems
 from pipelines.data.prompts import load_tokenizer, stop_ids
@@ -37,7 +38,6 @@ from pipelines.trainer.launch import rank_options, run_rank
 from pipelines.trainer.link import CoordinatorLink
 from serve import judge
 from serve.reward_function import RewardFunction
-from serve.verifiers import find
 
 PROFILED_STEP = 2  # the first pays for starts
 
@@ -72,8 +72,7 @@ def _run(config: RunConfig, resume_from: str | None, output_dir: str, began: flo
     reward = RewardFunction.read(config.reward)
     train = load_problems(config.task.train, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
     validation = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
-    for source in {problem.data_source for problem in (*train.problems, *validation.problems)} if reward is None else ():
-        find(source)
+    check_scorable((*train.problems, *validation.problems), reward, config.judge)
     manifest = manifest_of(config, train)
     if resume_from is not None:
         # A branch may change the algorithm and the seed, and a value model may be new.
@@ -85,6 +84,7 @@ def _run(config: RunConfig, resume_from: str | None, output_dir: str, began: flo
     changes = keep_config(config, output_dir)
     _announce(config, tokenizer, train, validation, output_dir)
 
+    cluster.check_port(config.ray, config.judge.http_port)
     cluster.connect(config.ray)
     cluster.check_demand(cluster.demand(config))
     for later in checkpoint.set_aside_later(output_dir, resume_from) if config.resume is not None else ():

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,18 @@ def connect(config: RayConfig) -> None:
     context.enable_progress_bars = context.enable_operator_progress_bars = False
     # With reservations a pass launches one task and asks what it may use; the answer is read a second later, in every step.
     context.op_resource_reservation_enabled = False
+
+
+def check_port(config: RayConfig, port: int) -> None:
+    """ClusterError if another program on this machine has the judge's port; a cluster that is joined may have its judge there."""
+    if config.address is not None or "RAY_ADDRESS" in os.environ or ray.is_initialized():
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise ClusterError(f"cluster.judge.http_port={port}: another program has this port; give another.") from None
 
 
 def demand(config: RunConfig) -> dict[str, tuple[float, float]]:

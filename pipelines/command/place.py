@@ -19,14 +19,24 @@ def place(config: RunConfig) -> tuple[str | None, str]:
     if config.resume is not None:
         if config.branch_from is not None:
             raise ConfigError("give resume (go on with a run) or branch_from (begin another where it stood), not both.")
-        return str(_newest(config.resume, "resume")), str(run_folder.of(config.resume))
+        return str(_before(config, _newest(config.resume, "resume"), "resume")), str(run_folder.of(config.resume))
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.algorithm.name}-{config.task.name}-{os.getpid()}"
     output_dir = str(Path(config.output_dir or Path("outputs") / name.replace("/", "_")).resolve())
     if checkpoint.complete(output_dir):
         raise ConfigError(
             f"output_dir={output_dir} already holds checkpoints: give resume={output_dir} to go on, or another folder."
         )
-    return (str(_newest(config.branch_from, "branch_from")) if config.branch_from is not None else None), output_dir
+    if config.branch_from is None:
+        return None, output_dir
+    return str(_before(config, _newest(config.branch_from, "branch_from"), "branch_from")), output_dir
+
+
+def _before(config: RunConfig, path: Path, key: str) -> Path:
+    """A checkpoint from which there is something left to do."""
+    step = checkpoint.read_manifest(path).get("step", 0)
+    if step >= config.steps:
+        raise ConfigError(f"{key}={path}: it stands at step {step}, and steps={config.steps}; raise steps.")
+    return path
 
 
 def _newest(path: str, key: str) -> Path:

@@ -16,6 +16,7 @@ from pipelines.data import worlds
 from pipelines.data.files import DataError, read_rows
 from pipelines.data.prompts import render_prompt
 from pipelines.data.row_formats import RowFormat
+from serve.verifiers import find
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,6 +105,17 @@ def load_problems(
     for problem in problems:
         digest.update(json.dumps([problem.problem_id, problem.prompt_ids, problem.ground_truth]).encode())
     return ProblemSet(problems, dropped, digest.hexdigest()[:16])
+
+
+def check_verifiable(problems: Iterable[Problem]) -> None:
+    """LookupError or DataError for a row that no verifier can score: of an unknown source, or without the truth that it needs."""
+    for problem in problems:
+        verifier = find(problem.data_source)
+        if verifier.needs_truth and not problem.ground_truth:
+            raise DataError(
+                f"problem {problem.problem_id!r}: no ground truth, which the verifier of {problem.data_source!r} needs; name its "
+                "column by task.format.label_key, or give reward.path."
+            )
 
 
 def _rows(config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:

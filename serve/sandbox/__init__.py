@@ -39,6 +39,7 @@ class Sandbox:
         self._scratch = ""
         self._buffer = b""
         self._loaded: set[str] = set()
+        self._failures: dict[str, str] = {}
         self._lock = threading.Lock()
         self._abandoned = threading.Event()
 
@@ -71,6 +72,15 @@ class Sandbox:
         if "error" in reply:
             return [f"error: {reply['error']}"] * len(items)
         return [score if isinstance(score, float) else f"error: {score}" for score in reply["scores"]]
+
+    def failure_of(self, scorer: str | RewardFunction) -> str | None:
+        """Why a scorer cannot be loaded; None if it can."""
+        with self._lock:
+            try:
+                self._load(scorer)
+            except (TimeoutError, BrokenPipeError) as error:
+                return "it took too long" if isinstance(error, TimeoutError) else "its process died"
+            return self._failures.get(scorer if isinstance(scorer, str) else f"{scorer.path}:{scorer.name}")
 
     def start(self) -> None:
         """Start the processes, if they do not run."""
@@ -120,7 +130,11 @@ class Sandbox:
             self._start([str(Path(scorer.path).parent)], prints=True)
         if name not in self._loaded:
             message = {"load": name, "function": function, "timeout_s": START_TIMEOUT_S}
-            self._ask(message, START_TIMEOUT_S + BACKSTOP_S)  # an error is said with every item
+            reply = self._ask(message, START_TIMEOUT_S + BACKSTOP_S)
+            if "error" in reply:  # also said with every item
+                self._failures[name] = reply["error"]
+            if "timeout" in reply or "died" in reply:
+                raise TimeoutError if "timeout" in reply else BrokenPipeError
             self._loaded.add(name)
         return name, function
 

@@ -19,6 +19,7 @@ class Verifier:
 
     module: str
     killable: bool
+    needs_truth: bool = True
 
     def load(self) -> Score:
         return importlib.import_module(f"serve.verifiers.{self.module}").score
@@ -28,7 +29,7 @@ VERIFIERS = {
     "chain_arithmetic": Verifier("chain_arithmetic", killable=False),
     "graded_chain": Verifier("graded_chain", killable=False),
     "number_walk": Verifier("number_walk", killable=False),
-    "reasoning_gym": Verifier("reasoning_gym_task", killable=True),  # data_source reasoning_gym/<dataset>
+    "reasoning_gym": Verifier("reasoning_gym_task", killable=True, needs_truth=False),  # data_source reasoning_gym/<dataset>
     "math": Verifier("math_answer", killable=True),  # data_source math or math/<anything>
     "gsm8k": Verifier("math_answer", killable=True),
     "openai/gsm8k": Verifier("math_answer", killable=True),
