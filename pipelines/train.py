@@ -16,7 +16,7 @@ from ray.train import RunConfig as TrainRunConfig
 from ray.train.torch import TorchTrainer
 
 from algorithms.flops import DecodingCost
-from pipelines.command import cluster, progress
+from pipelines.command import cluster, progress, signals
 from pipelines.command.entry import command
 from pipelines.command.place import keep_config, manifest_of, place
 from pipelines.command.resumed import compose_run
@@ -55,6 +55,13 @@ class UnequalSplit(TrainDataConfig):
             for i, split in enumerate(copy.streaming_split(world_size, equal=False, locality_hints=worker_node_ids)):
                 output[i][name] = split
         return output
+
+
+class Trainer(TorchTrainer):
+    """Leaves signals to the command: Ray Train would end all ranks in the middle of their step."""
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        return
 
 
 def run(tree: dict[str, Any]) -> dict[str, Any]:
@@ -97,14 +104,19 @@ def _run(config: RunConfig, resume_from: str | None, output_dir: str, began: flo
     # Ray Train would go on from its own notes of an earlier run in this folder; the manifests decide that here.
     (Path(output_dir) / checkpoint.FOLDER / "checkpoint_manager_snapshot.json").unlink(missing_ok=True)
     status = "FAILED"
+    trainer = _trainer(config, coordinator, engines, self_critic, output_dir, manifest, resume_from)
     try:
-        with progress.ProgressLine(lambda: coordinator.ask("progress", timeout_s=5)):
-            _trainer(config, coordinator, engines, self_critic, output_dir, manifest, resume_from).fit()
+        shown = progress.ProgressLine(lambda: coordinator.ask("progress", timeout_s=5))
+        with shown, signals.gracefully(lambda: coordinator.tell("stop"), config.stop_grace_s):
+            trainer.fit()
         fatal: str | None = coordinator.ask("fatal_error")
         if fatal is not None:
             raise RuntimeError(fatal)
         status = "FINISHED"
         final: dict[str, Any] = coordinator.ask("progress")
+    except signals.Stopped:
+        status = "KILLED"
+        raise
     finally:
         unsent: str | None = coordinator.ask("close", status, timeout_s=2 * FLUSH_TIMEOUT_S)
         if unsent:
@@ -203,7 +215,7 @@ def _trainer(
     output_dir: str,
     manifest: dict[str, Any],
     resume_from: str | None,
-) -> TorchTrainer:
+) -> "Trainer":
     evaluation = Sampling(config.evaluation.temperature, config.evaluation.top_p, config.evaluation.top_k)
     sampling = {"train": config.sampling, "eval": evaluation}
     loop = LoopConfig(
@@ -225,7 +237,7 @@ def _trainer(
     )
     learner, send_ids = config.learner, config.reward.signature == "trl"
     rollouts = rollout_dataset(coordinator, engines, config.judge, config.algorithm, sampling, config.blocks, self_critic, send_ids)
-    return TorchTrainer(
+    return Trainer(
         cast(Any, run_rank),
         train_loop_config=cast(Any, loop),
         **rank_options(learner),

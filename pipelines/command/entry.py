@@ -11,6 +11,7 @@ import ray
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from pipelines.command import signals
 from pipelines.command.cluster import ClusterError
 from pipelines.config.compose import compose, resolved
 from pipelines.trainer.failures import root_cause
@@ -39,6 +40,7 @@ def command(
         print(usage.strip(), OPTIONS, sep="\n")
         return 0
     already_connected = ray.is_initialized()
+    signals.install()
     try:
         arguments, own_conf = _option(arguments, "--config-dir")
         arguments, printed = _option(arguments, "--cfg")
@@ -51,6 +53,9 @@ def command(
             return 0
         run(resolved(composed))
         return 0
+    except signals.Stopped as stopped:
+        print(f"{stopped}", file=sys.stderr)
+        return stopped.status
     except Exception as error:
         if os.environ.get("FULL_TRACEBACK"):
             raise
@@ -81,11 +86,22 @@ def multirun(module: str, arguments: list[str], config_name: str, own_conf: str 
     statuses = []
     for i, sweep in enumerate(sweeps, start=1):
         print(f"run {i} of {len(sweeps)}: {' '.join(sweep)}", flush=True)
-        statuses.append(subprocess.run([sys.executable, "-m", module, *options, *sweep]).returncode)
+        statuses.append(_passing_signals([sys.executable, "-m", module, *options, *sweep]))
     failed = [" ".join(sweep) for sweep, status in zip(sweeps, statuses, strict=True) if status]
     if failed:
         print(f"error: {len(failed)} of {len(sweeps)} runs failed: {'; '.join(failed)}", file=sys.stderr)
     return max(statuses)
+
+
+def _passing_signals(command: list[str]) -> int:
+    """Run a command to its end; what this process is told by a signal the command is told too. Its exit status."""
+    child = subprocess.Popen(command, start_new_session=True)  # a terminal's interrupt would reach it twice
+    try:
+        return child.wait()
+    except signals.Stopped as stopped:
+        child.send_signal(stopped.signum)
+        child.wait()
+        raise
 
 
 def combinations(arguments: list[str]) -> list[list[str]]:

@@ -16,7 +16,7 @@ Change = tuple[str, Any, Any]
 # What may be another after a resume. The rest is the meaning of the run, and what its checkpoints belong to.
 FREE = (
     *("steps", "evaluation.", "checkpoint.", "tracking.", "cluster.", "optimizer.", "algorithm.critic.lr"),
-    *("keep_rollouts", "max_missing_reward", "logprob_diff_alarm", "profile", "resume"),
+    *("keep_rollouts", "max_missing_reward", "logprob_diff_alarm", "profile", "resume", "stop_grace_s"),
 )
 REASONS = {
     "algorithm": "another algorithm would go on from this one's state",

@@ -52,6 +52,7 @@ class RunConfig:
         "max_missing_reward": (0, 1),
         "logprob_diff_alarm": (0, math.inf),
         "keep_rollouts": (0, math.inf),
+        "stop_grace_s": (0, 1e7),
     }
 
     seed: int
@@ -77,6 +78,7 @@ class RunConfig:
     max_missing_reward: float
     logprob_diff_alarm: float
     keep_rollouts: int | None
+    stop_grace_s: float
     profile: bool
     composed: dict[str, Any]
 
@@ -141,7 +143,8 @@ def build(tree: dict[str, Any]) -> RunConfig:
         algorithm["critic"] = critic | {"path": str(Path(critic["path"]).resolve())}
     cluster = tree["cluster"]
     task = {name: tree["task"].get(name) for name in (field.name for field in dataclasses.fields(TaskConfig))}
-    whole = ("seed", "steps", "output_dir", "resume", "branch_from", "max_missing_reward", "logprob_diff_alarm", "keep_rollouts")
+    whole = ["seed", "steps", "output_dir", "resume", "branch_from", "max_missing_reward", "logprob_diff_alarm", "keep_rollouts"]
+    whole += ["stop_grace_s"]
     hints = {field.name: str(field.type) for field in dataclasses.fields(RunConfig)}
     for name, key in [*((name, name) for name in whole), ("blocks", "cluster.rollout.blocks")]:
         value = cluster["rollout"]["blocks"] if name == "blocks" else tree[name]

@@ -21,7 +21,7 @@ from pipelines.rollout.metrics import light_rows, observed_groups, rollout_metri
 from pipelines.rollout.plan import EVAL_ROWS, plan_table
 from pipelines.rollout.record import StepRecord
 from pipelines.rollout.run_buffer import BufferPlace, RunBuffer
-from pipelines.rollout.scores import EvaluationConfig, check_scored, evaluation_metrics, mean_score
+from pipelines.rollout.scores import EvaluationConfig, check_missing, check_scored, evaluation_metrics, mean_score
 from pipelines.store import checkpoint
 from pipelines.store.rollouts import write_rollouts
 from pipelines.store.tracker import Tracker, TrackingConfig
@@ -67,6 +67,7 @@ class Coordinator:
         self._config, self._algorithm, self._cost = config, algorithm, cost
         self._problems, self._validation = problems, validation
         self._by_id = {problem.problem_id: problem for problem in problems}
+        self._stopping = False
         self._starts = 0  # how often the trainer has started
         self._fatal: str | None = None
         self._restore(state)
@@ -107,6 +108,14 @@ class Coordinator:
     def fatal_error(self) -> str | None:
         """The reason why the run cannot go on, if there is one."""
         return self._fatal
+
+    def stop(self) -> None:
+        """Have the trainer end after the step in hand."""
+        self._stopping = True
+
+    def stopping(self) -> bool:
+        """Whether the trainer shall end."""
+        return self._stopping
 
     # -- planning ----------------------------------------------------------------------------------------------------
 
@@ -218,7 +227,7 @@ class Coordinator:
         self._tracker.metrics(metrics, step)
         self._last = metrics
         write_rollouts(self._config.output_dir, step, table, self._config.keep_rollouts)
-        self._check_missing(step, rows, metrics["reward/missing_fraction"])
+        check_missing(step, rows, metrics["reward/missing_fraction"], self._config.max_missing_reward)
         return metrics
 
     def finish_evaluation(self, step: int) -> dict[str, float]:
@@ -235,15 +244,6 @@ class Coordinator:
         if samples := sample_rows(table.slice(0, self._config.tracking.sample_rollouts)):
             self._tracker.samples(samples, step)
         return metrics
-
-    def _check_missing(self, step: int, rows: list[dict[str, Any]], fraction: float) -> None:
-        if fraction <= self._config.max_missing_reward:
-            return
-        reason = next(s for row in rows for s, r in zip(row["reward_status"], row["reward"], strict=True) if r is None)
-        raise RuntimeError(
-            f"step {step}: {fraction:.0%} of the responses got no reward, more than max_missing_reward="
-            f"{self._config.max_missing_reward:.0%}; the first says: {reason}"
-        )
 
     # -- reports and state -------------------------------------------------------------------------------------------
 

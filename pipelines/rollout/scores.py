@@ -48,6 +48,17 @@ def evaluation_metrics(rows: list[dict[str, Any]], n: int, bootstrap: int = 1000
     return metrics
 
 
+def check_missing(step: int, rows: list[dict[str, Any]], fraction: float, most: float) -> None:
+    """RuntimeError with the first reason if more than `most` of a step's responses have no reward."""
+    if fraction <= most:
+        return
+    reason = next(s for row in rows for s, r in zip(row["reward_status"], row["reward"], strict=True) if r is None)
+    raise RuntimeError(
+        f"step {step}: {fraction:.0%} of the responses got no reward, more than max_missing_reward={most:.0%}; "
+        f"the first says: {reason}"
+    )
+
+
 def check_scored(rows: list[dict[str, Any]]) -> None:
     """RuntimeError with the first reason if no response of an evaluation has a score."""
     if rows and not any(reward is not None for row in rows for reward in row["reward"]):

@@ -73,8 +73,17 @@ class Loop:
             last = step == config.steps
             if config.evaluate_every and (last or step % config.evaluate_every == 0):
                 self.evaluate(step)
-            if last or (config.checkpoint.every and step % config.checkpoint.every == 0):
+            stopping = self.stopping()
+            if last or stopping or (config.checkpoint.every and step % config.checkpoint.every == 0):
                 self.save(step)
+            if stopping:
+                return
+
+    def stopping(self) -> bool:
+        """Whether the run was told to end; the same on every rank."""
+        told = [self.rank == 0 and bool(self.ask("stopping"))]
+        dist.broadcast_object_list(told, src=0)
+        return told[0]
 
     def step(self, step: int) -> None:
         """One step: roll out, learn, sync, report."""
