@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +36,7 @@ from pipelines.store.replay_buffer import check_place, tokenizer_hash
 from pipelines.store.tracker import FLUSH_TIMEOUT_S, description, git_sha
 from pipelines.trainer.config import LoopConfig, read_model_config
 from pipelines.trainer.launch import rank_options, run_rank
-from pipelines.trainer.link import CoordinatorLink
+from pipelines.trainer.link import CoordinatorDied, CoordinatorLink
 from serve import judge
 from serve.reward_function import RewardFunction
 
@@ -117,10 +118,16 @@ def _run(config: RunConfig, resume_from: str | None, output_dir: str, began: flo
     except signals.Stopped:
         status = "KILLED"
         raise
+    except Exception:
+        try:
+            coordinator.ask("fatal_error")  # where it is gone, what the ranks said is only an echo
+        except CoordinatorDied as died:
+            raise CoordinatorDied(f"{died}; resume={output_dir} goes on from the newest checkpoint.") from None
+        raise
     finally:
-        unsent: str | None = coordinator.ask("close", status, timeout_s=2 * FLUSH_TIMEOUT_S)
-        if unsent:
-            print(f"warning: {unsent}", file=sys.stderr)
+        with suppress(CoordinatorDied):
+            if unsent := coordinator.ask("close", status, timeout_s=2 * FLUSH_TIMEOUT_S):
+                print(f"warning: {unsent}", file=sys.stderr)
     for warning in final["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
     if config.profile:

@@ -108,3 +108,17 @@ def test_an_error_in_what_the_run_was_told_ends_it_with_its_reason(tmp_path):
     told = run.log.read_text()
     assert "step 1: 100% of the responses got no reward, more than max_missing_reward=50%" in told
     assert "KeyError: 'no such rubric'" in told
+
+
+def test_a_killed_coordinator_is_said_in_a_sentence_and_the_run_goes_on_when_it_is_resumed(tmp_path):
+    ray.shutdown()
+    own = ["steps=4", "checkpoint.every=1", "evaluation.every=0", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
+    run = Run(tmp_path, *own)
+    run.wait_for_step(2)
+    run.kill_one("Coordinator")
+    assert run.process.wait(timeout=DEADLINE_S) == 1
+    told = run.log.read_text()
+    assert "the coordinator died" in told
+    assert f"resume={run.output} goes on from the newest checkpoint" in told
+    again = subprocess.run(command("pipelines.train", f"resume={run.output}"), capture_output=True, text=True, timeout=DEADLINE_S)
+    assert again.returncode == 0, again.stderr

@@ -1,5 +1,9 @@
 """What an error that travelled through Ray means: its reason in its own words, and whether it is only the echo of another."""
 
+import traceback
+from itertools import pairwise
+from pathlib import Path
+
 from ray.exceptions import RayActorError
 
 
@@ -9,7 +13,8 @@ def root_cause(error: BaseException) -> str:
     current: BaseException = error
     while id(current) not in seen:
         seen.add(id(current))
-        inner = getattr(current, "cause", None) or current.__cause__ or current.__context__
+        context = None if current.__suppress_context__ else current.__context__
+        inner = getattr(current, "cause", None) or current.__cause__ or context
         failures = getattr(current, "worker_failures", None)
         if isinstance(failures, dict) and failures:
             inner = next(iter(failures.values()))
@@ -21,7 +26,13 @@ def root_cause(error: BaseException) -> str:
 
 
 def is_collateral(error: Exception) -> bool:
-    """Whether an error only says that another process has gone."""
+    """Whether an error only says that another process has gone.
+
+    gloo has no error type of its own: a collective that loses its peer raises a RuntimeError, which is told by where it was raised.
+    """
     import torch.distributed as dist  # seconds, which commands that only print an error need not wait
 
-    return isinstance(error, RayActorError | dist.DistError) or "gloo" in str(error).lower()
+    if isinstance(error, RayActorError | dist.DistError):
+        return True
+    raised = [Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)][-1:]
+    return type(error) is RuntimeError and any(pair == ("torch", "distributed") for one in raised for pair in pairwise(one))

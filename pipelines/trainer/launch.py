@@ -8,6 +8,7 @@ from typing import Any
 import ray.train
 
 from pipelines.trainer.config import LearnerConfig, LoopConfig
+from pipelines.trainer.link import CoordinatorDied
 
 COLLECTIVE_TIMEOUT_S = 1800  # a rank that waits this long for the others gives up
 
@@ -18,8 +19,11 @@ def run_rank(config: LoopConfig) -> None:
     Ray Train starts all ranks again after any error. That helps against a rank that died and not against an error in what it was
     told to do: such an error is left with the coordinator, and ranks that find one there end at once.
     """
-    if config.coordinator.ask("fatal_error") is not None:
-        return
+    try:
+        if config.coordinator.ask("fatal_error") is not None:
+            return
+    except CoordinatorDied:
+        return  # the driver, which asks it next, says so
     rollouts = ray.train.get_dataset_shard("rollouts")  # its coordinator starts while this process imports the rest
     from pipelines.trainer.failures import is_collateral, root_cause
     from pipelines.trainer.loop import Loop

@@ -5,8 +5,13 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
 
 TIMEOUT_S = 300.0  # the longest call is a step's end, which writes its rollouts and the replay buffer
+
+
+class CoordinatorDied(RuntimeError):
+    """The process that holds all of a run but its weights is gone; the newest checkpoint has what it held."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +21,11 @@ class CoordinatorLink:
     actor: ActorHandle
 
     def ask(self, method: str, *arguments: Any, timeout_s: float = TIMEOUT_S) -> Any:
-        """Call the coordinator and wait for its answer; GetTimeoutError after `timeout_s`."""
-        return ray.get(getattr(self.actor, method).remote(*arguments), timeout=timeout_s)
+        """Call the coordinator and wait for its answer; GetTimeoutError after `timeout_s`, CoordinatorDied if it is gone."""
+        try:
+            return ray.get(getattr(self.actor, method).remote(*arguments), timeout=timeout_s)
+        except RayActorError as error:
+            raise CoordinatorDied(f"the coordinator died ({str(error).splitlines()[0]})") from None
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Call the coordinator and do not wait."""

@@ -114,7 +114,6 @@ def test_a_plan_is_rows_of_the_schema(tmp_path):
     assert replay.plan(JOB, buffer, {}).schema.equals(schema.STAGES["plan"])
 
 
-@pytest.mark.parametrize(("fields", "message"), [({"cut": "middle"}, "use fraction or grid"), ({"prefixes": 0}, "at least 1")])
-def test_settings_that_cannot_work_are_refused(fields, message):
-    with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(JOB, **fields)
+def test_settings_that_cannot_work_are_refused():
+    with pytest.raises(ConfigError, match="use fraction or grid"):
+        dataclasses.replace(JOB, cut="middle")
