@@ -122,3 +122,36 @@ def test_a_killed_coordinator_is_said_in_a_sentence_and_the_run_goes_on_when_it_
     assert f"resume={run.output} goes on from the newest checkpoint" in told
     again = subprocess.run(command("pipelines.train", f"resume={run.output}"), capture_output=True, text=True, timeout=DEADLINE_S)
     assert again.returncode == 0, again.stderr
+
+
+def test_a_serve_controller_that_dies_costs_no_reward(tmp_path):
+    ray.shutdown()
+    run = Run(tmp_path, "steps=5", "evaluation.every=0", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db")
+    run.wait_for_step(2)
+    run.kill_one("ServeController")
+    assert run.process.wait(timeout=DEADLINE_S) == 0, run.log.read_text()
+    for step in range(1, 6):
+        table = pq.read_table(run.output / "rollouts" / f"step_{step:06d}.parquet")
+        assert all(reward is not None for group in table["reward"].to_pylist() for reward in group)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting a small disk takes root")
+def test_a_full_disk_ends_a_run_with_a_sentence_and_it_is_resumed(tmp_path):
+    ray.shutdown()
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=28m", "tmpfs", str(disk)], check=True)
+    try:
+        own = ["steps=4", "checkpoint.every=1", "evaluation.every=0", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
+        log = tmp_path / "log"
+        with open(log, "w") as stream:
+            full = command("pipelines.train", *SMALL, *own, f"output_dir={disk}/out", "cluster.learner.max_restarts=0")
+            assert subprocess.run(full, stdout=stream, stderr=stream, timeout=DEADLINE_S).returncode == 1
+        assert "No space left on device" in log.read_text() or "file write failed" in log.read_text(), log.read_text()
+        assert "Traceback" not in log.read_text()
+        subprocess.run(["mount", "-o", "remount,size=400m", str(disk)], check=True)
+        resume = command("pipelines.train", f"resume={disk}/out")
+        again = subprocess.run(resume, capture_output=True, text=True, timeout=DEADLINE_S)
+        assert again.returncode == 0, again.stderr
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
