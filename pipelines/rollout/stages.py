@@ -72,16 +72,17 @@ def _ask_judge(items: list[dict[str, Any]], config: JudgeConfig) -> list[dict[st
     from serve.judge import handle
 
     reason = ""
+    patience_s = config.request_timeout_s + len(items) * config.verifier_timeout_s / (config.sandboxes * config.min_replicas)
     for attempt in range(config.retries + 1):
         try:
-            answer = handle().score_batch.remote(items, deadline_s=0.9 * config.request_timeout_s)
-            verdicts = answer.result(timeout_s=config.request_timeout_s)
+            answer = handle().score_batch.remote(items, deadline_s=0.9 * patience_s)
+            verdicts = answer.result(timeout_s=patience_s)
             if len(verdicts) == len(items):
                 return verdicts
             reason = f"{len(verdicts)} verdicts for {len(items)} responses"
         except TimeoutError:
             answer.cancel()  # a retry shall not queue behind it
-            reason = f"no answer within {config.request_timeout_s:g} s"
+            reason = f"no answer within {patience_s:g} s"
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             time.sleep(min(2.0**attempt, 10.0))

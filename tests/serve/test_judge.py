@@ -118,7 +118,7 @@ def test_a_thousand_hostile_responses_lose_no_good_verdict(settings):
 
 
 def test_a_deadline_keeps_what_is_done_and_gives_up_the_rest(settings):
-    hurried = dataclasses.replace(settings, request_timeout_s=8.0)
+    hurried = dataclasses.replace(settings, request_timeout_s=8.0, verifier_timeout_s=0.001)  # the running judge's clock is longer
     verdicts = _ask_judge([item("\\boxed{33}", "math"), *[item(SLOW, "math")] * 30], hurried)
     assert verdicts[0] == {"reward": 1.0, "status": "ok"}
     assert {v["status"].partition(":")[0] for v in verdicts[1:]} == {"timeout"}
@@ -126,7 +126,7 @@ def test_a_deadline_keeps_what_is_done_and_gives_up_the_rest(settings):
 
 
 def test_a_judge_that_does_not_answer_gives_null_with_a_status(settings):
-    hurried = dataclasses.replace(settings, request_timeout_s=0.0001, retries=1)
+    hurried = dataclasses.replace(settings, request_timeout_s=0.0001, verifier_timeout_s=1e-6, retries=1)
     assert {v["reward"] for v in _ask_judge([item("#33")] * 3, hurried)} == {None}
     assert "no answer within" in _ask_judge([item("#33")], hurried)[0]["status"]
 
