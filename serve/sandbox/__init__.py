@@ -105,7 +105,8 @@ class Sandbox:
         paths = [str(Path(__file__).parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         self._scratch = tempfile.mkdtemp(prefix="sandbox-")
         if self.isolated and os.getuid() == 0:
-            os.chown(self._scratch, isolation.NOBODY, isolation.NOBODY)
+            with contextlib.suppress(OSError):  # a rootless container may have no other user
+                os.chown(self._scratch, isolation.NOBODY, isolation.NOBODY)
         how = {"isolated": self.isolated, "readable": readable, "prints": prints, "processes": 0}
         how |= {"memory_gib": self.memory_gib, "scratch": self._scratch}
         self._process = subprocess.Popen(

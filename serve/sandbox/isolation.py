@@ -17,7 +17,7 @@ MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 1 << 14, 1 << 18
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
 PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 1, 8, 38
-CAP_DAC_READ_SEARCH = 2
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 SIGKILL = 9
 NOBODY = 65534
 
@@ -58,7 +58,11 @@ def enter_namespaces() -> bool:
     helper = os.fork()  # stays outside, where root may map all users; so the scorer can be another one
     if not helper:
         os.close(go)
-        mapped = bool(os.read(ready, 1)) and _write_maps(str(os.getppid()), "0 0 65536", "0 0 65536", alone=False)
+        process = str(os.getppid())
+        mapped = bool(os.read(ready, 1)) and (
+            _write_maps(process, "0 0 65536", "0 0 65536", alone=False)
+            or _write_maps(process, f"{NOBODY} {own} 1", f"{NOBODY} {group} 1", alone=True)
+        )
         os._exit(0 if mapped else 1)
     entered = _unshared()
     if entered:
@@ -92,18 +96,19 @@ def bound_scratch(scratch: str) -> None:
 
 
 def become_nobody() -> None:
-    """From root to a user that owns nothing; it may read what root may, which Landlock narrows down."""
+    """From root to a user that owns nothing, with one capability left: to read what root may, which Landlock narrows down."""
+    reads = [0]
     if os.getuid() == 0:
         _libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-        keep = 1 << CAP_DAC_READ_SEARCH
-    else:
-        keep = 0
+        with contextlib.suppress(OSError):  # a rootless container may have no other user
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        reads = [1 << CAP_DAC_READ_SEARCH, 1 << CAP_DAC_OVERRIDE, 0]  # a container's root has the second of them only
     _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    header, capabilities = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(keep, keep)
-    _libc.capset(header, capabilities)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    if not any(_libc.capset(header, (ctypes.c_uint32 * 6)(keep, keep)) == 0 for keep in reads):
+        raise OSError("the capabilities of a sandbox could not be dropped")
 
 
 def restrict_files(readable: list[str], scratch: str) -> bool:

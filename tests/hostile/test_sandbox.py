@@ -133,6 +133,16 @@ def test_without_namespaces_landlock_and_limits_remain(secret, listener, tmp_pat
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_no_capability_is_left_but_to_read(tmp_path):
+    body = "import ctypes\nh, c = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()\nctypes.CDLL(None).capget(h, c)\n"
+    body += "return float(bool(c[1] & ~0b110 or c[2] or c[4] or c[5]))"
+    box = Sandbox(timeout_s=4.0)
+    try:
+        assert box.score(function(tmp_path, body), [ITEM]) == [0.0]
+    finally:
+        box.close()
+
+
 def test_grandchildren_die_with_the_kill(tmp_path):
     """Even those that leave the worker's group and session."""
     mark = f"sleep 9{os.getpid()}"
