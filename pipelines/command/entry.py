@@ -39,8 +39,18 @@ def command(
     if "--help" in arguments or "-h" in arguments:
         print(usage.strip(), OPTIONS, sep="\n")
         return 0
+    with signals.handled():
+        return _command(module, arguments, config_name, run, compose)
+
+
+def _command(
+    module: str,
+    arguments: list[str],
+    config_name: str,
+    run: Callable[[dict[str, Any]], Any],
+    compose: Callable[[list[str], str, str | None], DictConfig],
+) -> int:
     already_connected = ray.is_initialized()
-    signals.install()
     try:
         arguments, own_conf = _option(arguments, "--config-dir")
         arguments, printed = _option(arguments, "--cfg")

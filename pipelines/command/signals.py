@@ -42,11 +42,24 @@ class _Handler:
 _handler = _Handler()
 
 
-def install() -> None:
+def _install() -> None:
     """Handle both signals; Ray puts handlers of its own in their place, so this comes after it too."""
     if threading.current_thread() is threading.main_thread():
         for one in SIGNALS:
             signal.signal(one, _handler)
+
+
+@contextmanager
+def handled() -> Iterator[None]:
+    """Handle both signals while it lasts."""
+    before = {one: signal.getsignal(one) for one in SIGNALS}
+    _install()
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
 
 @contextmanager
@@ -65,7 +78,7 @@ def gracefully(stop: Callable[[], None], grace_s: float) -> Iterator[None]:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True, name="signals").start()
-    install()
+    _install()
     try:
         yield
     finally:
