@@ -1,6 +1,7 @@
 """How every command starts and ends: `--help`, `--cfg job`, `--multirun`, and errors as one sentence."""
 
 import itertools
+import logging
 import os
 import subprocess
 import sys
@@ -74,6 +75,7 @@ def _command(
         return 2 if mendable else 1
     finally:
         if not already_connected:
+            logging.getLogger("ray.serve").setLevel(logging.CRITICAL + 1)  # its threads would complain of the end that comes now
             ray.shutdown()
 
 
