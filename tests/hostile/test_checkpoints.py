@@ -29,6 +29,8 @@ from pipelines.store.checkpoint import (
 from pipelines.trainer.safe_state import SafeReader, load_state
 from tests.hostile.test_stores import INDEXES
 
+pytestmark = pytest.mark.slow
+
 MEMORY = {"values": {}, "arrays": {"a": np.ones(3)}}
 STATE = {"step": 1, "cursor": {}, "totals": {}, "evaluations": {}, "replay": None, "memory": MEMORY}
 BROKEN = {name: text for name, (text, _) in INDEXES.items() if "JSON" in INDEXES[name][1] or "no index" in INDEXES[name][1]}

@@ -13,6 +13,8 @@ from pipelines.config.make import ConfigError
 from pipelines.config.run import absolute_paths, build
 from pipelines.store import checkpoint, run_folder
 
+pytestmark = pytest.mark.slow
+
 COMMAND = ["algorithm=dapo", "optimizer.lr=1e-6", "task=number_walk", "seed=3", "steps=7"]
 
 
