@@ -21,7 +21,7 @@ ATTEMPTS = {
     "list the run's folder": "import os; return float(bool(os.listdir(os.path.dirname(SECRET))))",
     "write beside itself": "open(FOLDER + '/written', 'w').write('x'); return 1.0",
     "write to /tmp": "open('/tmp/written-by-a-scorer', 'w').write('x'); return 1.0",
-    "write to the home folder": "import os; open('/root/written', 'w').write('x'); return 1.0",
+    "write to the home folder": "open(HOME + '/written', 'w').write('x'); return 1.0",
     "change a file's mode": "import os; os.chmod(SECRET, 0o777); open(SECRET).read(); return 1.0",
     "make a folder": "import os; os.mkdir(FOLDER + '/made'); return 1.0",
     "remove a file": "import os; os.remove(SECRET); return 1.0",
@@ -101,7 +101,7 @@ ITEM = {"data_source": "d", "response": "r", "ground_truth": "t", "extra_info": 
 
 @pytest.mark.parametrize("body", ATTEMPTS.values(), ids=ATTEMPTS.keys())
 def test_an_attempt_comes_to_nothing(box, secret, listener, tmp_path, body):
-    own = function(tmp_path, body, SECRET=str(secret), FOLDER=str(tmp_path), PID=os.getpid(), PORT=listener)
+    own = function(tmp_path, body, SECRET=str(secret), FOLDER=str(tmp_path), PID=os.getpid(), PORT=listener, HOME=str(Path.home()))
     (found,) = box.score(own, [ITEM])
     assert found == 0.0 or isinstance(found, str), found
     assert secret.read_text() == "secret"
