@@ -137,7 +137,7 @@ class JudgeReplica:
 
     async def isolation(self) -> list[str]:
         """What this machine cannot keep from a scorer."""
-        return await self._training.missing()
+        return await self._training.missing(self._reward)
 
     @api.post("/score")
     async def score(self, item: Item, request: Request) -> Verdict:

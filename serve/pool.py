@@ -106,11 +106,14 @@ class SandboxPool:
         finally:
             self._free.put_nowait(sandbox)
 
-    async def missing(self) -> list[str]:
-        """What this machine cannot keep from a scorer: network, files, processes; nothing where isolation is off."""
+    async def missing(self, own: RewardFunction | None) -> list[str]:
+        """What this machine cannot keep from a scorer: network, files, processes; nothing where isolation is off.
+
+        It starts a sandbox, for verifiers or for a user's function.
+        """
         sandbox = await self._free.get()
         try:
-            await asyncio.to_thread(sandbox.start)
+            await asyncio.to_thread(sandbox.start, own)
             return sandbox.missing
         finally:
             self._free.put_nowait(sandbox)

@@ -14,10 +14,7 @@ def check_scorable(problems: Iterable[Problem], reward: RewardFunction | None, c
     if reward is None:
         check_verifiable(problems)
         return
-    sandbox = Sandbox(config.verifier_timeout_s, config.verifier_memory_gib, reward.isolated)
-    try:
+    with Sandbox(config.verifier_timeout_s, config.verifier_memory_gib, reward.isolated) as sandbox:
         if failure := sandbox.failure_of(reward):
             hint = " (it runs isolated: see reward.isolated)" if reward.isolated else ""
             raise ValueError(f"reward.path={reward.path}: cannot be imported: {failure}{hint}.")
-    finally:
-        sandbox.close()

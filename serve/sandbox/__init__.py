@@ -7,22 +7,20 @@ import contextlib
 import dataclasses
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from serve.reward_function import RewardFunction
 from serve.sandbox import isolation
+from serve.sandbox.channel import Channel
 
 START_TIMEOUT_S = 60.0  # imports of a verifier's libraries, on a busy machine
-LOOK_S = 0.2  # how soon a caller's change of mind is noticed
 BACKSTOP_S = 5.0  # a keeper that has not answered this long after its own clock is killed whole
 
 
@@ -36,8 +34,9 @@ class Sandbox:
         self.timeout_s, self.memory_gib, self.isolated = timeout_s, memory_gib, isolated
         self.missing: list[str] = []  # what the machine could not keep from the scorer, once it has started
         self._process: subprocess.Popen[bytes] | None = None
+        self._readable: list[str] = []
         self._scratch = ""
-        self._buffer = b""
+        self._channel: Channel | None = None
         self._loaded: set[str] = set()
         self._failures: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -63,7 +62,7 @@ class Sandbox:
                 reply = self._ask(message, clock + BACKSTOP_S)
             except TimeoutError:
                 reply = {"timeout": True}
-            except (BrokenPipeError, ValueError):
+            except BrokenPipeError:
                 reply = {"died": True}
         if "timeout" in reply:
             return [f"timeout: no score within {clock:g} s"] * len(items)
@@ -77,58 +76,71 @@ class Sandbox:
         """Why a scorer cannot be loaded; None if it can."""
         with self._lock:
             try:
-                self._load(scorer)
+                name, _ = self._load(scorer)
             except (TimeoutError, BrokenPipeError) as error:
                 return "it took too long" if isinstance(error, TimeoutError) else "its process died"
-            return self._failures.get(scorer if isinstance(scorer, str) else f"{scorer.path}:{scorer.name}")
+            return self._failures.get(name)
 
-    def start(self) -> None:
-        """Start the processes, if they do not run."""
+    def start(self, scorer: RewardFunction | None = None) -> None:
+        """Start the processes, if they do not run, for verifiers or for a user's function."""
         with self._lock:
-            self._start([])
+            self._start(scorer)
 
     def close(self) -> None:
         """End the processes, all of them."""
-        process, self._process, self._buffer = self._process, None, b""
+        process, self._process = self._process, None
         self._loaded.clear()
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = ""
 
-    def _start(self, readable: list[str], prints: bool = False) -> None:
-        if self._process is not None:
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, own: RewardFunction | None) -> None:
+        """A user's function may read the folder that it is in, and its prints are shown; another folder takes other processes."""
+        readable = [str(Path(own.path).parent)] if own is not None else []
+        if self._process is not None and readable == self._readable:
             return
+        self.close()
+        self._readable = readable
         paths = [str(Path(__file__).parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         self._scratch = tempfile.mkdtemp(prefix="sandbox-")
         if self.isolated and os.getuid() == 0:
             with contextlib.suppress(OSError):  # a rootless container may have no other user
                 os.chown(self._scratch, isolation.NOBODY, isolation.NOBODY)
-        how = {"isolated": self.isolated, "readable": readable, "prints": prints, "processes": 0}
-        how |= {"memory_gib": self.memory_gib, "scratch": self._scratch}
+        how = {"isolated": self.isolated, "memory_gib": self.memory_gib, "scratch": self._scratch, "prints": own is not None}
+        how["readable"] = readable
+        alone = isolation.environment(paths, self._scratch)
+        (requests, send), (receive, replies) = os.pipe(), os.pipe()
+        self._channel = Channel(send, receive)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "serve.sandbox.keeper", json.dumps(how)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=isolation.environment(paths, self._scratch)
-            if self.isolated
-            else os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            stdin=requests,
+            stdout=replies,
+            env=alone if self.isolated else os.environ | {"PYTHONPATH": alone["PYTHONPATH"]},
             start_new_session=True,
         )
+        os.close(requests)
+        os.close(replies)
         self.missing = self._ask(None, START_TIMEOUT_S)["missing"]
 
     def _load(self, scorer: str | RewardFunction) -> tuple[str, dict[str, Any] | None]:
         """Import the scorer outside the items' own time; returns its name, and a user's function."""
-        function: dict[str, Any] | None = None
-        if isinstance(scorer, str):
-            name = scorer
-            self._start([])
-        else:
-            name, function = f"{scorer.path}:{scorer.name}", dataclasses.asdict(scorer)
-            self._start([str(Path(scorer.path).parent)], prints=True)
+        own = None if isinstance(scorer, str) else scorer
+        name = scorer if isinstance(scorer, str) else f"{scorer.path}:{scorer.name}"
+        function = dataclasses.asdict(own) if own is not None else None
+        self._start(own)
         if name not in self._loaded:
             message = {"load": name, "function": function, "timeout_s": START_TIMEOUT_S}
             reply = self._ask(message, START_TIMEOUT_S + BACKSTOP_S)
@@ -141,26 +153,9 @@ class Sandbox:
 
     def _ask(self, message: dict[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         """The reply to a message (or to the start); TimeoutError or BrokenPipeError after which the processes are gone."""
-        process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
-            raise BrokenPipeError
+        assert self._channel is not None
         try:
-            if message is not None:
-                process.stdin.write(json.dumps(message).encode() + b"\n")
-                process.stdin.flush()
-            deadline = time.monotonic() + timeout_s
-            while b"\n" not in self._buffer:
-                left = deadline - time.monotonic()
-                if left <= 0 or self._abandoned.is_set():
-                    raise TimeoutError
-                if not select.select([process.stdout], [], [], min(left, LOOK_S))[0]:
-                    continue
-                chunk = os.read(process.stdout.fileno(), 65536)
-                if not chunk:
-                    raise BrokenPipeError
-                self._buffer += chunk
+            return self._channel.ask(message, timeout_s, self._abandoned)
         except (TimeoutError, BrokenPipeError):
             self.close()
             raise
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(line)

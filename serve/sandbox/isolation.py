@@ -2,7 +2,7 @@
 
 Namespaces take away the network, other processes and the run's user; Landlock takes away files (and TCP where there are no
 namespaces); capabilities are dropped; resource limits bound memory, processes, files and CPU time. Each is used where the machine
-allows it, and `isolate` says what could not be had.
+allows it, and `keeper.confine` says what could not be had.
 """
 
 import contextlib
@@ -178,9 +178,9 @@ def limit_cpu(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 2, resource.RLIM_INFINITY))
 
 
-def processes_of_this_user() -> int:
-    """Threads that this user has already: where there is no namespace the kernel's limit counts them too."""
-    count = 0
+def most_processes() -> int:
+    """The bound on processes. The kernel may count every thread that this user has already, so those come on top."""
+    count = PROCESSES
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and entry.stat().st_uid == os.getuid():

@@ -6,14 +6,13 @@ killed with all that it started, and the next is there within milliseconds, as n
 
 import json
 import os
-import select
 import signal
 import sys
-import time
 from typing import Any
 
 from serve.reward_function import RewardFunction, call
 from serve.sandbox import isolation
+from serve.sandbox.channel import Channel
 
 GRACE_S = 0.5  # beyond the items' time, for an async function to say which of them took too long
 
@@ -21,13 +20,12 @@ GRACE_S = 0.5  # beyond the items' time, for an async function to say which of t
 class Keeper:
     """Answers one request at a time."""
 
-    def __init__(self, start: dict[str, Any]) -> None:
-        self.memory_bytes, self.processes = int(start["memory_gib"] * 2**30), start["processes"]
+    def __init__(self, start: dict[str, Any], processes: int) -> None:
+        self.memory_bytes, self.processes = int(start["memory_gib"] * 2**30), processes
         self.isolated = start["isolated"]
         self.functions: dict[str, tuple[Any, str | None]] = {}  # the function, and its signature if it is a user's
         self.worker = 0
-        self.requests = self.replies = -1
-        self.buffer = b""
+        self.channel: Channel | None = None  # to the worker, while there is one
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """The reply to a request; a worker that gave none is gone."""
@@ -42,49 +40,36 @@ class Keeper:
 
     def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Hand a request to the worker and wait for its reply."""
-        if not self.worker:
-            self.fork_worker()
-        deadline = time.monotonic() + timeout_s
-        data = memoryview(json.dumps(message).encode() + b"\n")
+        if self.channel is None:
+            self.channel = self.fork_worker()
         try:
-            while data or b"\n" not in self.buffer:
-                left = deadline - time.monotonic()
-                ready, writable, _ = select.select([self.replies], [self.requests] if data else [], [], max(left, 0))
-                if not ready and not writable:
-                    return {"timeout": True}
-                if writable:
-                    data = data[os.write(self.requests, data[:65536]) :]
-                if ready:
-                    chunk = os.read(self.replies, 65536)
-                    if not chunk:
-                        return {"died": True}
-                    self.buffer += chunk
+            return self.channel.ask(message, timeout_s)
+        except TimeoutError:
+            return {"timeout": True}
         except BrokenPipeError:
             return {"died": True}
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        return json.loads(line)
 
-    def fork_worker(self) -> None:
+    def fork_worker(self) -> Channel:
         """A worker with pipes of its own, which programs that it starts do not inherit."""
-        (their_requests, self.requests), (self.replies, their_replies) = os.pipe(), os.pipe()
-        os.set_blocking(self.requests, False)
+        (their_requests, requests), (replies, their_replies) = os.pipe(), os.pipe()
         self.worker = os.fork()
         if not self.worker:
             os.setsid()
             isolation.die_with_parent()
-            os.closerange(3, min(their_requests, their_replies, self.requests, self.replies))
-            os.close(self.requests)
-            os.close(self.replies)
+            os.closerange(3, min(their_requests, their_replies, requests, replies))
+            os.close(requests)
+            os.close(replies)
             if self.isolated:
                 isolation.limit_resources(self.memory_bytes, self.processes)
             work(self.functions, their_requests, their_replies)
             os._exit(0)
         os.close(their_requests)
         os.close(their_replies)
+        return Channel(requests, replies)
 
     def end_worker(self) -> None:
         """Kill the worker with all that it started, children that left its group included where there is a namespace."""
-        if not self.worker:
+        if self.channel is None:
             return
         if os.getpid() == 1:
             os.kill(-1, signal.SIGKILL)
@@ -93,9 +78,8 @@ class Keeper:
         os.waitpid(self.worker, 0)
         while os.getpid() == 1 and _reaped():
             pass
-        os.close(self.requests)
-        os.close(self.replies)
-        self.worker, self.buffer = 0, b""
+        self.channel.close()
+        self.channel = None
 
 
 def _reaped() -> bool:
@@ -152,8 +136,9 @@ def main() -> None:
     os.dup2(2 if start["prints"] else nothing, 1)
     if not start["prints"]:
         os.dup2(nothing, 2)
+    processes = isolation.most_processes()  # while they can still be counted
     missing = confine(start) if start["isolated"] else []
-    keeper = Keeper(start)
+    keeper = Keeper(start, processes)
     send = os.fdopen(replies, "wb", buffering=0)
     send.write(json.dumps({"missing": missing}).encode() + b"\n")
     for line in os.fdopen(requests, "rb"):
@@ -164,7 +149,6 @@ def main() -> None:
 def confine(start: dict[str, Any]) -> list[str]:
     """Isolate this process as far as the machine allows; what it could not do, by name."""
     missing = []
-    start["processes"] = isolation.PROCESSES + isolation.processes_of_this_user()
     if isolation.enter_namespaces():
         child = os.fork()
         if child:  # the first process of the namespace is the child; this one stays to be killed, and to end with it

@@ -53,9 +53,8 @@ ENDLESS = {
 
 @pytest.fixture(scope="module")
 def box():
-    box = Sandbox(timeout_s=3.0)
-    yield box
-    box.close()
+    with Sandbox(timeout_s=3.0) as box:
+        yield box
 
 
 @pytest.fixture(scope="module")

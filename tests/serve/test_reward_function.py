@@ -42,9 +42,8 @@ async def trl_async(prompts, completions):
 
 @pytest.fixture(scope="module")
 def box():
-    box = Sandbox(timeout_s=1.0)
-    yield box
-    box.close()
+    with Sandbox(timeout_s=1.0) as box:
+        yield box
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +129,19 @@ def test_it_is_looked_for_before_anything_starts(tmp_path, file):
     with pytest.raises(ValueError, match="use one of verl, trl"):
         RewardConfig(file, "verl", "slime")
     assert RewardFunction.read(RewardConfig(None, None, "verl")) is None
+
+
+def test_a_function_may_import_what_lies_beside_it(tmp_path):
+    """Also where the sandbox was started before its first score, as the judge does."""
+    (tmp_path / "beside.py").write_text("WORTH = 0.25")
+    (tmp_path / "mine.py").write_text("def score(*_, **__):\n    import beside\n    return beside.WORTH")
+    own = function(str(tmp_path / "mine.py"), "score")
+    pool = SandboxPool(1, timeout_s=2.0, memory_gib=4.0)
+    try:
+        asyncio.run(pool.missing(own))
+        assert asyncio.run(pool.score([(own, items("x"))], deadline_s=30.0)) == [[0.25]]
+    finally:
+        pool.close()
+    with Sandbox(timeout_s=2.0) as box:
+        box.start()  # for verifiers
+        assert box.score(own, items("x")) == [0.25]

@@ -32,9 +32,8 @@ def sandbox(tmp_path, monkeypatch):
         "v.VERIFIERS['hostile'] = v.Verifier('hostile', killable=True)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    box = Sandbox(timeout_s=1.0)
-    yield box
-    box.close()
+    with Sandbox(timeout_s=1.0) as box:
+        yield box
 
 
 def score(box, scorer, response, truth=""):
@@ -57,12 +56,9 @@ def test_a_dead_process_and_an_exception_are_errors(sandbox):
 
 
 def test_real_verifiers_run_in_it():
-    box = Sandbox(timeout_s=20.0)
-    try:
+    with Sandbox(timeout_s=20.0) as box:
         assert score(box, "math", "\\boxed{2}", "2") == 1.0
         assert "no verifier" in score(box, "unheard_of", "")
-    finally:
-        box.close()
 
 
 def test_registry_and_modules_agree():
