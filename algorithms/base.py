@@ -33,8 +33,8 @@ class Algorithm(ABC):
     trains_on_refills: ClassVar[bool] = False  # whether `update` wants the rollouts that refill the replay buffer
 
     name: str
-    problems_per_step: int  # states of a step
-    group_size: int  # continuations of each
+    problems_per_step: int
+    group_size: int
     max_new_tokens: int
     replay: Replay | None = None
 

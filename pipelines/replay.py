@@ -38,6 +38,7 @@ from pipelines.rollout.plan import plan_table
 from pipelines.rollout.stages import generate, judge_rows
 from pipelines.store import checkpoint
 from pipelines.store.replay_buffer import ReplayBuffer, ReplayError, read_index, tokenizer_hash
+from pipelines.store.whole_file import write_atomically
 from serve import judge
 from serve.reward_function import RewardFunction
 
@@ -177,7 +178,7 @@ def _missing(output: Path, fingerprint: str, parts: int) -> list[int]:
     settings = output / SETTINGS
     if settings.is_file() and json.loads(settings.read_text())["fingerprint"] != fingerprint:
         raise ConfigError(f"output={output}: holds groups of another job (model, buffer or settings differ); give another folder.")
-    checkpoint.write_atomically(settings, json.dumps({"fingerprint": fingerprint}))
+    write_atomically(settings, json.dumps({"fingerprint": fingerprint}))
     return [i for i in range(parts) if not file_of(output, i).is_file()]
 
 
@@ -187,8 +188,7 @@ def file_of(output: Path, part: int) -> Path:
 
 
 def _roll_out(config: RunConfig, critic: SelfCritic, job: ReplayJob, parts: list[tuple[int, pa.Table]], output: Path) -> None:
-    cluster.check_port(config.ray, config.judge.http_port)
-    cluster.connect(config.ray)
+    cluster.connect(config.ray, config.judge.http_port)
     demand = cluster.demand(config)
     cluster.check_demand({name: part for name, part in demand.items() if "trainer" not in name and "coordinator" not in name})
     context = max(config.max_model_len, critic.context_limit + MAX_ANSWER_TOKENS)

@@ -31,6 +31,7 @@ from pipelines.engines.self_critic import SelfCritic
 from pipelines.rollout.coordinator import Coordinator, CoordinatorConfig
 from pipelines.rollout.dataset import rollout_dataset
 from pipelines.store import checkpoint, run_folder
+from pipelines.store.buffer_index import claim
 from pipelines.store.outbox import masked
 from pipelines.store.replay_buffer import check_place, tokenizer_hash
 from pipelines.store.tracker import FLUSH_TIMEOUT_S, description, git_sha
@@ -67,15 +68,9 @@ class Trainer(TorchTrainer):
 
 def run(tree: dict[str, Any]) -> dict[str, Any]:
     """Train as configured; returns the final progress record. Everything that can be checked is checked before Ray starts."""
-    config = build(tree)
     began = time.perf_counter()
+    config = build(tree)
     resume_from, output_dir = place(config)
-    taken = run_folder.lock(output_dir)
-    with taken:
-        return _run(config, resume_from, output_dir, began)
-
-
-def _run(config: RunConfig, resume_from: str | None, output_dir: str, began: float) -> dict[str, Any]:
     tokenizer = load_tokenizer(config.model.path)
     reward = RewardFunction.read(config.reward)
     train = load_problems(config.task.train, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
@@ -89,32 +84,45 @@ def _run(config: RunConfig, resume_from: str | None, output_dir: str, began: flo
         checkpoint.check_fits(resume_from, common)
     self_critic = self_critic_of(config)
     check_place(config.replay_buffer, tokenizer_hash(tokenizer), output_dir)
-    changes = keep_config(config, output_dir)
     _announce(config, tokenizer, train, validation, output_dir)
 
-    cluster.check_port(config.ray, config.judge.http_port)
-    cluster.connect(config.ray)
+    cluster.connect(config.ray, config.judge.http_port)
     cluster.check_demand(cluster.demand(config))
-    for later in checkpoint.set_aside_later(output_dir, resume_from) if config.resume is not None else ():
-        print(f"  set aside    {later}, as the run goes on from before it")
-    weights_dir = str(Path(output_dir) / "weights")
-    context = config.max_model_len if self_critic is None else max(config.max_model_len, self_critic.context_limit)
-    engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed, weights_dir)
-    coordinator = _start_coordinator(config, tokenizer, self_critic, train, validation, output_dir, resume_from, changes)
-    judge.start(config.judge, reward, output_dir, config.task.reward_range)
-    # Ray Train would go on from its own notes of an earlier run in this folder; the manifests decide that here.
-    (Path(output_dir) / checkpoint.FOLDER / "checkpoint_manager_snapshot.json").unlink(missing_ok=True)
+    with run_folder.lock(output_dir):  # a run that is refused until here leaves nothing behind
+        changes = keep_config(config, output_dir)
+        if config.replay_buffer.url is not None:
+            claim(config.replay_buffer.url, output_dir)
+        for later in checkpoint.set_aside_later(output_dir, resume_from) if config.resume is not None else ():
+            print(f"  set aside    {later}, as the run goes on from before it")
+        # Ray Train would go on from its own notes of an earlier run in this folder; the manifests decide that here.
+        (Path(output_dir) / checkpoint.FOLDER / "checkpoint_manager_snapshot.json").unlink(missing_ok=True)
+        context = config.max_model_len if self_critic is None else max(config.max_model_len, self_critic.context_limit)
+        weights_dir = str(Path(output_dir) / "weights")
+        engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed, weights_dir)
+        coordinator = _start_coordinator(config, tokenizer, self_critic, train, validation, output_dir, resume_from, changes)
+        judge.start(config.judge, reward, output_dir, config.task.reward_range)
+        trainer = _trainer(config, coordinator, engines, self_critic, output_dir, manifest, resume_from)
+        final = _follow(trainer, coordinator, output_dir, config.stop_grace_s)
+    for warning in final["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
+    if config.profile:
+        _print_profile(Path(output_dir) / "profile")
+    print(_summary(config, final, output_dir, time.perf_counter() - began))
+    return final
+
+
+def _follow(trainer: TorchTrainer, coordinator: CoordinatorLink, output_dir: str, stop_grace_s: float) -> dict[str, Any]:
+    """Train to the end, and have the coordinator close the MLflow run however that comes; the final progress record."""
     status = "FAILED"
-    trainer = _trainer(config, coordinator, engines, self_critic, output_dir, manifest, resume_from)
     try:
         shown = progress.ProgressLine(lambda: coordinator.ask("progress", timeout_s=5))
-        with shown, signals.gracefully(lambda: coordinator.tell("stop"), config.stop_grace_s):
+        with shown, signals.gracefully(lambda: coordinator.tell("stop"), stop_grace_s):
             trainer.fit()
         fatal: str | None = coordinator.ask("fatal_error")
         if fatal is not None:
             raise RuntimeError(fatal)
         status = "FINISHED"
-        final: dict[str, Any] = coordinator.ask("progress")
+        return cast(dict[str, Any], coordinator.ask("progress"))
     except signals.Stopped:
         status = "KILLED"
         raise
@@ -128,12 +136,6 @@ def _run(config: RunConfig, resume_from: str | None, output_dir: str, began: flo
         with suppress(CoordinatorDied):
             if unsent := coordinator.ask("close", status, timeout_s=2 * FLUSH_TIMEOUT_S):
                 print(f"warning: {unsent}", file=sys.stderr)
-    for warning in final["warnings"]:
-        print(f"warning: {warning}", file=sys.stderr)
-    if config.profile:
-        _print_profile(Path(output_dir) / "profile")
-    print(_summary(config, final, output_dir, time.perf_counter() - began))
-    return final
 
 
 def _print_profile(folder: Path) -> None:

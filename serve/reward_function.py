@@ -17,11 +17,11 @@ ASYNC_CALLS = 64  # calls of an async function of verl's signature that wait at 
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """Where a run's own reward function is, if it has one."""
+    """Where a run's own reward function is, if it has one; `conf/config.yaml` says what each key is."""
 
     path: str | None
     name: str | None
-    signature: str  # verl: fn(data_source, solution_str, ground_truth, extra_info); trl: fn(prompts, completions, **columns)
+    signature: str
     isolated: bool = True
 
     def __post_init__(self) -> None:

@@ -17,10 +17,15 @@ class ClusterError(RuntimeError):
     """The cluster cannot hold the run."""
 
 
-def connect(config: RayConfig) -> None:
-    """Join the cluster named by the configuration or RAY_ADDRESS, or start one here; a driver that is connected stays so."""
+def connect(config: RayConfig, http_port: int | None = None) -> None:
+    """Join the cluster named by the configuration or RAY_ADDRESS, or start one here; a driver that is connected stays so.
+
+    Where one is started, the port of the judge that will run there must be free; one that is joined may have its judge on it.
+    """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if config.address is None and "RAY_ADDRESS" not in os.environ:
+        if http_port is not None and not ray.is_initialized():
+            check_port(http_port)
         # The workers of a cluster started here inherit this environment. Ray would start a worker per CPU at once; on a machine
         # with fewer cores than logical CPUs their imports delay the ones that are needed.
         root = str(Path(__file__).parents[2])
@@ -44,10 +49,8 @@ def connect(config: RayConfig) -> None:
     context.op_resource_reservation_enabled = False
 
 
-def check_port(config: RayConfig, port: int) -> None:
-    """ClusterError if another program on this machine has the judge's port; a cluster that is joined may have its judge there."""
-    if config.address is not None or "RAY_ADDRESS" in os.environ or ray.is_initialized():
-        return
+def check_port(port: int) -> None:
+    """ClusterError if another program on this machine has a port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

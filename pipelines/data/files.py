@@ -12,6 +12,7 @@ import fsspec
 import pyarrow.parquet as pq
 
 GZIP = b"\x1f\x8b"
+SURROGATES = ("\\ud", "\\uD")  # only escapes can write half a character
 LONGEST_FIELD = 1 << 30  # characters of a CSV field
 
 
@@ -38,10 +39,6 @@ def read_rows(file: str) -> list[dict[str, Any]]:
         raise DataError(f"{file}: not a readable {suffix} file ({reason}).") from error
     if not rows:
         raise DataError(f"{file}: the file has no rows.")
-    for i, row in enumerate(rows):
-        for column, value in row.items():
-            if (at := _unwritable(value)) is not None:
-                raise DataError(f"{file}, row {i}, column {column!r}: {at!r} holds half a character (a lone surrogate).")
     return rows
 
 
@@ -59,14 +56,17 @@ def _text(file: str, content: bytes) -> str:
 def _read_json(file: str, content: bytes) -> list[dict[str, Any]]:
     """An object per line, or one array of objects."""
     text = _text(file, content)
+    escaped = any(escape in text for escape in SURROGATES)
     if text.lstrip().startswith("["):
-        found = list(enumerate(_parsed(f"{file}", text)))
+        found = list(enumerate(_parsed(file, text)))
     else:
-        lines = (line for line in text.split("\n"))
-        found = [(i, _parsed(f"{file}, row {i}", line)) for i, line in enumerate(lines) if line.strip()]
+        found = [(i, _parsed(f"{file}, row {i}", line)) for i, line in enumerate(text.split("\n")) if line.strip()]
     for i, row in found:
         if not isinstance(row, dict):
             raise DataError(f"{file}, row {i}: expected an object, found {type(row).__name__}.")
+        for column, value in row.items() if escaped else ():
+            if (at := _unwritable(value)) is not None:
+                raise DataError(f"{file}, row {i}, column {column!r}: {at!r} holds half a character (a lone surrogate).")
     return [row for _, row in found]
 
 

@@ -49,22 +49,27 @@ def first_sequence(name: str) -> int:
     return int(match[1])
 
 
+def check_owner(url: str, run: str) -> None:
+    """ReplayError if the buffer at a URL is another run's. A run may read what another writes (`start_from`)."""
+    fs, root = fsspec.core.url_to_fs(url)
+    if not fs.exists(f"{root}/{OWNER}"):
+        return
+    with fs.open(f"{root}/{OWNER}") as stream:
+        try:
+            owner = json.load(stream)["run"]
+        except (ValueError, KeyError, TypeError):
+            raise ReplayError(f"{url}/{OWNER}: cannot be read; remove it if no run writes to this buffer.") from None
+    if owner != run:
+        raise ReplayError(
+            f"replay_buffer.url={url}: the run in {owner} writes there; begin with what it holds by "
+            f"replay_buffer.start_from={url}, or give another url (if that run has moved, remove {OWNER})."
+        )
+
+
 def claim(url: str, run: str) -> None:
-    """Make the buffer at a URL a run's own; ReplayError if it is another's. A run may read what another writes (`start_from`)."""
+    """Make the buffer at a URL a run's own; ReplayError if it is another's."""
+    check_owner(url, run)
     fs, root = fsspec.core.url_to_fs(url)
     fs.makedirs(root, exist_ok=True)
-    file = f"{root}/{OWNER}"
-    if fs.exists(file):
-        with fs.open(file) as stream:
-            try:
-                owner = json.load(stream)["run"]
-            except (ValueError, KeyError, TypeError):
-                raise ReplayError(f"{url}/{OWNER}: cannot be read; remove it if no run writes to this buffer.") from None
-        if owner != run:
-            raise ReplayError(
-                f"replay_buffer.url={url}: the run in {owner} writes there; begin with what it holds by "
-                f"replay_buffer.start_from={url}, or give another url (if that run has moved, remove {OWNER})."
-            )
-        return
-    with fs.open(file, "w") as stream:
+    with fs.open(f"{root}/{OWNER}", "w") as stream:
         json.dump({"run": run}, stream)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 import zipfile
 from dataclasses import dataclass
@@ -49,17 +48,17 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     file = Path(path) / MANIFEST
     if not file.is_file():
         raise CheckpointError(f"{path}: no {MANIFEST} there, so it is not a complete checkpoint.")
-    return _read_json(file)
+    return read_json(file)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """A mapping from a file of a checkpoint; CheckpointError if it is cut short or something else."""
+def read_json(file: Path) -> dict[str, Any]:
+    """A mapping from a run's file; CheckpointError if it is cut short or something else."""
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: cannot be read as JSON ({str(error).splitlines()[0]}).") from None
     if not isinstance(found, dict):
-        raise CheckpointError(f"{file}: holds no mapping, so it is not this checkpoint's.")
+        raise CheckpointError(f"{file}: holds no mapping, so it is not this run's.")
     return found
 
 
@@ -83,7 +82,7 @@ def write_coordinator(path: str | Path, state: dict[str, Any]) -> None:
 
 def read_coordinator(path: str | Path) -> dict[str, Any]:
     """The coordinator's state in a checkpoint, without the arrays of an algorithm's memory."""
-    state = _read_json(Path(path) / COORDINATOR)
+    state = read_json(Path(path) / COORDINATOR)
     if missing := sorted(STATE_KEYS - set(state)):
         raise CheckpointError(f"{Path(path) / COORDINATOR}: {missing[0]} is missing, so it is no state of a run.")
     return state
@@ -132,32 +131,3 @@ def check_fits(path: str | Path, expected: dict[str, Any]) -> None:
     for name, value in expected.items():
         if manifest.get(name) != value:
             raise CheckpointError(f"{path}: made with {name} {manifest.get(name)!r}, but this run has {value!r}.")
-
-
-def write_atomically(file: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file that is either absent (or as it was) or whole, whenever the machine stops."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, file)
-    sync_folder(file.parent)
-
-
-def sync_tree(path: Path) -> None:
-    """Have the disk keep all files under a folder, and their names."""
-    for folder, _, files in os.walk(path):
-        for name in files:
-            with open(Path(folder) / name, "rb") as stream:
-                os.fsync(stream.fileno())
-        sync_folder(Path(folder))
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the disk keep the names in a folder, so that a file that was renamed is not lost with the power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from algorithms.types import Problem, StoredTrajectory
-from pipelines.store.buffer_index import INDEX, check_index, claim, first_sequence, read_index
-from pipelines.store.checkpoint import sync_folder
+from pipelines.store.buffer_index import INDEX, check_index, check_owner, first_sequence, read_index
 from pipelines.store.trajectories import SCHEMA, ReplayError, check_alignment
+from pipelines.store.whole_file import sync_folder
 
 ROW_GROUP_TOKENS = 1 << 19  # what one sample reads at most, unless a single trajectory is longer
 
@@ -233,7 +233,7 @@ def check_place(config: ReplayBufferConfig, expected: str, run: str) -> None:
             )
         _check_tokenizer(config.start_from, read_index(config.start_from), expected)
     if config.url is not None:
-        claim(config.url, run)
+        check_owner(config.url, run)
 
 
 def _same(one: str, other: str) -> bool:

@@ -1,12 +1,11 @@
 """The groups of each step on disk, as Parquet in the schema of `pipelines/rollout/schema.py`."""
 
-import os
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.store.checkpoint import sync_folder
+from pipelines.store.whole_file import replacing
 
 
 def rollouts_file(output_dir: str | Path, step: int) -> Path:
@@ -18,13 +17,8 @@ def write_rollouts(output_dir: str, step: int, table: pa.Table, keep: int | None
     """Keep a step's groups, and only those of the newest `keep` steps."""
     file = rollouts_file(output_dir, step)
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.tmp")
-    with open(temporary, "wb") as stream:
+    with replacing(file) as stream:
         pq.write_table(table, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, file)
-    sync_folder(file.parent)
     if keep is not None:
         for old in file.parent.glob("step_*.parquet"):
             if int(old.stem.removeprefix("step_")) <= step - keep:

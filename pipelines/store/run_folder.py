@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from pipelines.store.checkpoint import MANIFEST, CheckpointError, write_atomically
+from pipelines.store.checkpoint import MANIFEST, CheckpointError, read_json
+from pipelines.store.whole_file import write_atomically
 
 CONFIG, LOCK = "config.json", "run.lock"
 
@@ -47,12 +48,6 @@ def write_config(folder: str | Path, tree: dict[str, Any]) -> None:
 def read_config(folder: str | Path) -> dict[str, Any]:
     """The configuration that a run was started with; CheckpointError if it is not there or cannot be read."""
     file = Path(folder) / CONFIG
-    try:
-        tree = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder}: no {CONFIG} there, so it is no run's folder.") from None
-    except ValueError as error:
-        raise CheckpointError(f"{file}: cannot be read as JSON ({error}).") from error
-    if not isinstance(tree, dict):
-        raise CheckpointError(f"{file}: holds no configuration.")
-    return tree
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: no {CONFIG} there, so it is no run's folder.")
+    return read_json(file)

@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from algorithms.types import Metrics
-from pipelines.store.checkpoint import write_atomically
+from pipelines.store.whole_file import write_atomically
 
 # Parts of a step that may overlap: the engines and the judge work while the ranks compute.
 ROLLOUT = ("timing_s/gen", "timing_s/reward", "timing_s/self_critic")

@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from pipelines.store.checkpoint import MANIFEST, read_manifest, sync_tree, write_atomically, write_coordinator
+from pipelines.store.checkpoint import MANIFEST, read_manifest, write_coordinator
+from pipelines.store.whole_file import sync_tree, write_atomically
 from pipelines.trainer.config import LoRAConfig
 from pipelines.trainer.learner import Learner
 from pipelines.trainer.policy import adapter_config, full_state_dict

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from pipelines.engines.engine import CURRENT
 from pipelines.engines.pool import EnginePool
-from pipelines.store.checkpoint import write_atomically
+from pipelines.store.whole_file import write_atomically
 from pipelines.weights.base import Weights, on_rank_0_cpu
 from pipelines.weights.checksum import weights_checksum
 

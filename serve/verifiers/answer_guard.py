@@ -56,14 +56,13 @@ def _formula(node: ast.expr, depth: int) -> str | None:
 
 
 def _exponent(node: ast.expr) -> str | None:
-    """An exponent without numbers that are too large, and with no power of numbers inside it: towers cannot be evaluated."""
+    """An exponent without numbers that are too large, and with no power or product of numbers inside it, which can be any size."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Constant) and isinstance(inner.value, int | float) and abs(inner.value) > LARGEST_EXPONENT:
             return "an exponent is too large"
-        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Pow | ast.Mult):
-            numbers = not any(isinstance(one, ast.Name) for one in ast.walk(inner))
-            if numbers and isinstance(inner.op, ast.Pow):
-                return "a tower of exponents"
+        grows = isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Pow | ast.Mult)
+        if grows and not any(isinstance(one, ast.Name) for one in ast.walk(inner)):
+            return "a tower or a product of numbers in an exponent"
     return None
 
 

@@ -23,9 +23,9 @@ from pipelines.store.checkpoint import (
     prune,
     read_coordinator_whole,
     read_manifest,
-    write_atomically,
     write_coordinator,
 )
+from pipelines.store.whole_file import write_atomically
 from pipelines.trainer.safe_state import SafeReader, load_state
 from tests.hostile.test_stores import INDEXES
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.store.buffer_index import claim
 from pipelines.store.replay_buffer import ReplayBuffer, ReplayBufferConfig, ReplayError, check_place
 from tests.pipelines.store.test_replay_buffer import ids, row, table
 
@@ -103,7 +104,9 @@ def test_a_file_that_has_left_the_buffer_leaves_the_index_too(tmp_path):
 
 def test_a_buffer_has_one_writer(tmp_path):
     url = str(tmp_path / "shared")
+    check_place(ReplayBufferConfig(url, None), "tok", "/runs/none")  # one that is refused later leaves no claim
     check_place(ReplayBufferConfig(url, None), "tok", "/runs/one")
+    claim(url, "/runs/one")
     check_place(ReplayBufferConfig(url, None), "tok", "/runs/one")  # a resume
     with pytest.raises(ReplayError, match="the run in /runs/one writes there"):
         check_place(ReplayBufferConfig(url, None), "tok", "/runs/two")

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from pipelines.store import checkpoint
+from pipelines.store.whole_file import write_atomically
 from pipelines.trainer.config import CheckpointConfig
 
 
@@ -10,7 +11,7 @@ def make(run, step, score=None, manifest=True):
     path = checkpoint.folder(str(run), step)
     (path / "state").mkdir(parents=True)
     if manifest:
-        checkpoint.write_atomically(path / checkpoint.MANIFEST, json.dumps({"step": step, "score": score, "model": "m"}))
+        write_atomically(path / checkpoint.MANIFEST, json.dumps({"step": step, "score": score, "model": "m"}))
     return path
 
 
