@@ -35,8 +35,8 @@ class Problem:
     problem_id: str
     data_source: str
     prompt_ids: list[int]
-    ground_truth: str
-    extra_info: str = "{}"  # JSON
+    ground_truth: str  # JSON, as `extra_info`
+    extra_info: str = "{}"
     solution_ids: list[int] | None = None  # a reference solution, where the row brings one
 
 

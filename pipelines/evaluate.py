@@ -26,7 +26,7 @@ from pipelines.rollout.dataset import judged_dataset
 from pipelines.rollout.plan import EVAL_ROWS, plan_table
 from pipelines.rollout.scores import check_scored, evaluation_metrics
 from pipelines.store import checkpoint
-from serve import judge
+from serve import judge, typed_json
 from serve.reward_function import RewardFunction
 
 
@@ -39,12 +39,12 @@ def run(tree: dict[str, Any]) -> dict[str, float]:
     tokenizer = load_tokenizer(config.model.path)
     reward = RewardFunction.read(config.reward)
     problems = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
-    check_scorable(problems.problems, reward, config.judge)
+    check_scorable(problems.problems, reward, config.judge, config.task.answer)
     cluster.connect(config.ray, config.judge.http_port)
     parts = cluster.demand(config)
     cluster.check_demand({name: part for name, part in parts.items() if "trainer" not in name})
     engines = EnginePool.start(config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed)
-    judge.start(config.judge, reward, output.parent, config.task.reward_range)
+    judge.start(config.judge, reward, output.parent, config.task.reward_range, config.task.answer)
     engines.wait_ready()
     rows = evaluate(config, problems.problems, engines)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def per_problem(rows: list[dict[str, Any]]) -> pa.Table:
                 "finish_reasons": row["finish_reason"],
                 "response_lengths": [len(ids) for ids in row["response_ids"]],
                 "responses": row["response_text"],
-                "ground_truth": row["ground_truth"],
+                "ground_truth": truth if isinstance(truth := typed_json.loads(row["ground_truth"]), str) else row["ground_truth"],
             }
             for row in rows
         ]

@@ -193,7 +193,7 @@ def _roll_out(config: RunConfig, critic: SelfCritic, job: ReplayJob, parts: list
     cluster.check_demand({name: part for name, part in demand.items() if "trainer" not in name and "coordinator" not in name})
     context = max(config.max_model_len, critic.context_limit + MAX_ANSWER_TOKENS)
     engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed)
-    judge.start(config.judge, RewardFunction.read(config.reward), output, config.task.reward_range)
+    judge.start(config.judge, RewardFunction.read(config.reward), output, config.task.reward_range, config.task.answer)
     engines.wait_ready()
     ids = [rows["row_id"][0].as_py() for _, rows in parts]
     names = dict(zip(ids, (str(file_of(output, i)) for i, _ in parts), strict=True))

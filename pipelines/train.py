@@ -75,7 +75,7 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     reward = RewardFunction.read(config.reward)
     train = load_problems(config.task.train, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
     validation = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
-    check_scorable((*train.problems, *validation.problems), reward, config.judge)
+    check_scorable((*train.problems, *validation.problems), reward, config.judge, config.task.answer)
     manifest = manifest_of(config, train)
     if resume_from is not None:
         # A branch may change the algorithm and the seed, and a value model may be new.
@@ -100,7 +100,7 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
         weights_dir = str(Path(output_dir) / "weights")
         engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed, weights_dir)
         coordinator = _start_coordinator(config, tokenizer, self_critic, train, validation, output_dir, resume_from, changes)
-        judge.start(config.judge, reward, output_dir, config.task.reward_range)
+        judge.start(config.judge, reward, output_dir, config.task.reward_range, config.task.answer)
         trainer = _trainer(config, coordinator, engines, self_critic, output_dir, manifest, resume_from)
         final = _follow(trainer, coordinator, output_dir, config.stop_grace_s)
     for warning in final["warnings"]:

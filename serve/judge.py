@@ -3,7 +3,7 @@
 `JUDGE_TOKEN=SECRET serve run serve.judge:app` starts it alone; `POST /score`, `GET /healthz`, and the OpenAPI page at `/docs`.
 """
 
-import json
+import dataclasses
 import math
 import os
 import secrets
@@ -18,11 +18,13 @@ from fastapi import FastAPI, HTTPException, Request
 from pydantic import BaseModel, Field
 from ray import serve
 
+from serve import typed_json
 from serve.body_limit import BodyLimit
 from serve.pool import SandboxPool
 from serve.reward_function import RewardFunction
 from serve.sandbox import START_TIMEOUT_S
 from serve.verifiers import find
+from serve.verifiers.answer_form import AnswerConfig
 
 APP_NAME, DEPLOYMENT, TOKEN_FILE = "judge", "Judge", "judge_token"
 BODY_BYTES = 1 << 20
@@ -72,7 +74,7 @@ class Item(BaseModel):
 
     data_source: str = Field(examples=["chain_arithmetic"])
     response: str = Field(examples=["37+5=42;42-9=33;#33"])
-    ground_truth: str = Field(examples=["33"])
+    ground_truth: Any = Field(examples=["33"])
     extra_info: dict[str, Any] = {}
 
 
@@ -84,10 +86,6 @@ class Verdict(BaseModel):
 
 
 # Defined before the class: Serve takes a copy of it, with what it knows at that moment.
-def _mapping(extra: str | dict[str, Any]) -> dict[str, Any]:
-    return json.loads(extra) if isinstance(extra, str) else extra
-
-
 def _verdict(score: float | str, bounds: tuple[float, float] | None) -> dict[str, Any]:
     """A finite number within the task's range is a reward; anything else is null with its reason."""
     if isinstance(score, str):
@@ -102,7 +100,7 @@ def _verdict(score: float | str, bounds: tuple[float, float] | None) -> dict[str
 
 def _in_process(item: dict[str, Any]) -> float:
     """The score of a verifier that is quick and runs no foreign code."""
-    return float(find(item["data_source"]).load()(item["response"], item["ground_truth"], item["extra_info"]))
+    return find(item["data_source"]).score(item)
 
 
 def _bearer(request: Request) -> bytes:
@@ -122,14 +120,16 @@ class JudgeReplica:
         reward: RewardFunction | None = None,
         token: str | None = None,
         bounds: tuple[float, float] | None = None,
+        answer: AnswerConfig | None = None,
     ) -> None:
         self._config, self._reward, self._token, self._bounds = config, reward, token, bounds
+        self._answer = dataclasses.asdict(answer or AnswerConfig())
         isolated = reward is None or reward.isolated
         size = (config.verifier_timeout_s, config.verifier_memory_gib, isolated)
         self._training, self._people = SandboxPool(config.sandboxes, *size), SandboxPool(1, *size)
 
     async def score_batch(self, items: list[dict[str, Any]], deadline_s: float | None = None) -> list[dict[str, Any]]:
-        """Verdicts in the order of the items (the fields of `Item`, `extra_info` as a mapping or as JSON).
+        """Verdicts in the order of the items (the fields of `Item`).
 
         What has no verdict by the deadline is null with "timeout"; what is done by then is kept.
         """
@@ -144,7 +144,8 @@ class JudgeReplica:
         """Score one response."""
         if self._token is not None and not secrets.compare_digest(_bearer(request), self._token.encode()):
             raise HTTPException(401, "this judge wants the run's token: Authorization: Bearer TOKEN")
-        (verdict,) = await self._judge(self._people, [item.model_dump()], self._config.request_timeout_s)
+        one = typed_json.restored(item.model_dump())
+        (verdict,) = await self._judge(self._people, [one], self._config.request_timeout_s)
         return Verdict(**verdict)
 
     @api.get("/healthz")
@@ -153,7 +154,8 @@ class JudgeReplica:
         return {"status": "ok"}
 
     async def _judge(self, pool: SandboxPool, items: list[dict[str, Any]], deadline_s: float) -> list[dict[str, Any]]:
-        items = [item | {"extra_info": _mapping(item["extra_info"])} for item in items]
+        if self._reward is None:
+            items = [item | {"answer": self._answer} for item in items]
         verdicts: dict[int, dict[str, Any]] = {}
         jobs: list[tuple[list[int], str | RewardFunction]] = []
         if self._reward is not None:
@@ -185,25 +187,30 @@ def application(
     reward: RewardFunction | None = None,
     token: str | None = None,
     bounds: tuple[float, float] | None = None,
+    answer: AnswerConfig | None = None,
 ) -> serve.Application:
     """The judge sized by a configuration, with a reward function of the user's own if there is one; HTTP wants the token."""
     return Judge.options(
         autoscaling_config={"min_replicas": config.min_replicas, "max_replicas": config.max_replicas},
         max_ongoing_requests=config.max_ongoing_requests,
         ray_actor_options={"num_cpus": config.num_cpus},
-    ).bind(config, reward, token, bounds)
+    ).bind(config, reward, token, bounds, answer)
 
 
 def start(
-    config: JudgeConfig, reward: RewardFunction | None, folder: str | Path, bounds: tuple[float, float] | None = None
+    config: JudgeConfig,
+    reward: RewardFunction | None,
+    folder: str | Path,
+    bounds: tuple[float, float] | None = None,
+    answer: AnswerConfig | None = None,
 ) -> None:
     """Run the judge in the current Ray cluster, ready when this returns; the token of its HTTP side goes to `folder`.
 
-    `bounds`: the range in which a reward must lie.
+    `bounds`: the range in which a reward must lie. `answer`: where answers stand in responses.
     """
     serve.start(http_options={"host": "127.0.0.1", "port": config.http_port})
     token = new_token(folder) if config.http_token else None
-    running = serve.run(application(config, reward, token, bounds), name=APP_NAME, route_prefix="/")
+    running = serve.run(application(config, reward, token, bounds, answer), name=APP_NAME, route_prefix="/")
     if missing := running.isolation.remote().result(timeout_s=START_TIMEOUT_S):
         lacks = " and ".join(missing)
         print(f"warning: this machine cannot keep {lacks} from verifiers (no user namespaces or no Landlock)", file=sys.stderr)

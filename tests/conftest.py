@@ -16,6 +16,7 @@ import pytest
 from pipelines.config.compose import compose, resolved
 from pipelines.config.run import ASSETS, RunConfig, build
 
+SHARED_DATA = Path(__file__).parents[2] / "shared/data"  # public data beside the project; tests that want it skip without it
 TINY = str(ASSETS / "tiny")
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # machines are busy; time decides nothing here

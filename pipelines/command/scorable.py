@@ -7,12 +7,15 @@ from pipelines.data.problems import check_verifiable
 from serve.judge import JudgeConfig
 from serve.reward_function import RewardFunction
 from serve.sandbox import Sandbox
+from serve.verifiers.answer_form import AnswerConfig
 
 
-def check_scorable(problems: Iterable[Problem], reward: RewardFunction | None, config: JudgeConfig) -> None:
+def check_scorable(
+    problems: Iterable[Problem], reward: RewardFunction | None, config: JudgeConfig, answer: AnswerConfig
+) -> None:
     """ValueError in a sentence if the reward function cannot be imported, or a problem's verifier cannot be found or used."""
     if reward is None:
-        check_verifiable(problems)
+        check_verifiable(problems, answer)
         return
     with Sandbox(config.verifier_timeout_s, config.verifier_memory_gib, reward.isolated) as sandbox:
         if failure := sandbox.failure_of(reward):

@@ -16,7 +16,9 @@ from pipelines.data import worlds
 from pipelines.data.files import DataError, read_rows
 from pipelines.data.prompts import render_prompt
 from pipelines.data.row_formats import RowFormat
+from serve import typed_json
 from serve.verifiers import find
+from serve.verifiers.answer_form import AnswerConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,6 +73,7 @@ class TaskConfig:
     max_new_tokens: int
     reward_range: tuple[float, float] | None
     complete_answer: str | None
+    answer: AnswerConfig = field(default_factory=AnswerConfig)
 
 
 @dataclass(frozen=True)
@@ -107,15 +110,20 @@ def load_problems(
     return ProblemSet(problems, dropped, digest.hexdigest()[:16])
 
 
-def check_verifiable(problems: Iterable[Problem]) -> None:
-    """LookupError or DataError for a row that no verifier can score: of an unknown source, or without the truth that it needs."""
+def check_verifiable(problems: Iterable[Problem], answer: AnswerConfig) -> None:
+    """LookupError or DataError for a row that no verifier can score: of an unknown source, or without a truth that it can use."""
     for problem in problems:
         verifier = find(problem.data_source)
-        if verifier.needs_truth and not problem.ground_truth:
+        if not verifier.needs_truth:
+            continue
+        truth = typed_json.loads(problem.ground_truth)
+        if truth in ("", [], {}) or (isinstance(truth, str) and not truth.strip()):
             raise DataError(
                 f"problem {problem.problem_id!r}: no ground truth, which the verifier of {problem.data_source!r} needs; name its "
                 "column by task.format.label_key, or give reward.path."
             )
+        if (reason := verifier.refuses(truth, answer)) is not None:
+            raise DataError(f"problem {problem.problem_id!r}: {reason}.")
 
 
 def _rows(config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -203,10 +211,18 @@ def _problem(where: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase
         problem_id=str(_column(where, row, "problem_id", (str, int))),
         data_source=source,
         prompt_ids=render_prompt(tokenizer, prompt),
-        ground_truth=truth if isinstance(truth, str) else json.dumps(truth),
-        extra_info=json.dumps(extra | {"prompt": prompt} if keep_prompt else extra, default=str),
+        ground_truth=_kept(where, "reward_model", truth),
+        extra_info=_kept(where, "extra_info", extra | {"prompt": prompt} if keep_prompt else extra),
         solution_ids=None if solution is None else tokenizer(solution, add_special_tokens=False)["input_ids"],
     )
+
+
+def _kept(where: str, column: str, value: Any) -> str:
+    """A value as JSON that keeps its types."""
+    try:
+        return typed_json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}, column {column!r}: {error}.") from None
 
 
 def _column(where: str, row: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:

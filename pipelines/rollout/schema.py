@@ -17,8 +17,8 @@ PLAN = [
     ("step", pa.int32()),
     ("problem_id", pa.string()),
     ("data_source", pa.string()),
-    ("ground_truth", pa.string()),
-    ("extra_info", pa.string()),  # JSON
+    ("ground_truth", pa.string()),  # JSON, as `extra_info`, with the types that the row had (`serve/typed_json.py`)
+    ("extra_info", pa.string()),
     ("prompt_ids", IDS),
     ("prefix_ids", IDS),  # the part of a response that is already there; prompt to engine and trainer alike
     ("n", pa.int32()),

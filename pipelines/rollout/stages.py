@@ -16,6 +16,7 @@ from pipelines.engines.pool import EnginePool
 from pipelines.engines.self_critic import SelfCritic
 from pipelines.rollout import schema
 from pipelines.trainer.link import CoordinatorLink
+from serve import typed_json
 from serve.judge import JudgeConfig
 
 NOT_JUDGED = {"reward": None, "status": "self_critic"}
@@ -52,9 +53,9 @@ def judge_rows(table: pa.Table, config: JudgeConfig, record: Record | None = Non
     table = schema.check(table, "generate")
     columns = ("row_id", "data_source", "ground_truth", "extra_info", "response_text", "response_ids", "self_scored")
     items = [
-        {"row_id": row, "data_source": source, "ground_truth": truth, "extra_info": extra, "response": text}
-        | ({"response_ids": ids} if send_ids else {})
+        {"row_id": row, "data_source": source, **known, "response": text} | ({"response_ids": ids} if send_ids else {})
         for row, source, truth, extra, texts, responses, owned in zip(*(table[name].to_pylist() for name in columns), strict=True)
+        for known in [{"ground_truth": typed_json.loads(truth), "extra_info": typed_json.loads(extra)}]
         for text, ids, own in zip(texts, responses, owned, strict=True)
         if not own
     ]

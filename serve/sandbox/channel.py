@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Any
 
+from serve import typed_json
+
 CHUNK = 1 << 16
 LOOK_S = 0.2  # how soon a caller's change of mind is noticed
 
@@ -21,7 +23,7 @@ class Channel:
     def ask(self, message: dict[str, Any] | None, timeout_s: float, abandoned: threading.Event | None = None) -> dict[str, Any]:
         """The answer to a message (or what comes unasked); TimeoutError, also where it was abandoned, or BrokenPipeError."""
         deadline = time.monotonic() + timeout_s
-        data = memoryview(b"" if message is None else json.dumps(message).encode() + b"\n")
+        data = memoryview(b"" if message is None else typed_json.dumps(message).encode() + b"\n")
         while data or b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0 or (abandoned is not None and abandoned.is_set()):

@@ -10,6 +10,7 @@ import signal
 import sys
 from typing import Any
 
+from serve import typed_json
 from serve.reward_function import RewardFunction, call
 from serve.sandbox import isolation
 from serve.sandbox.channel import Channel
@@ -94,7 +95,7 @@ def _reaped() -> bool:
 def work(functions: dict[str, tuple[Any, str | None]], requests: int, replies: int) -> None:
     """The worker: read, score, reply."""
     for line in os.fdopen(requests, "rb"):
-        message = json.loads(line)
+        message = typed_json.loads(line)
         isolation.limit_cpu(message["timeout_s"])
         data = memoryview(json.dumps(reply_to(functions, message)).encode() + b"\n")
         while data:
@@ -112,7 +113,7 @@ def reply_to(functions: dict[str, tuple[Any, str | None]], message: dict[str, An
         function, signature = functions[message["scorer"]]
         if signature is not None:
             return {"scores": call(function, signature, message["items"], message["timeout_s"])}
-        return {"scores": [float(function(i["response"], i["ground_truth"], i["extra_info"])) for i in message["items"]]}
+        return {"scores": [function(item) for item in message["items"]]}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
@@ -122,7 +123,9 @@ def load(name: str, function: dict[str, Any] | None) -> tuple[Any, str | None]:
     from serve.verifiers import find
 
     if function is None:
-        return find(name).load(), None
+        verifier = find(name)
+        verifier.load()
+        return verifier.score, None
     own = RewardFunction(**function)
     return own.load(), own.signature
 
@@ -142,7 +145,7 @@ def main() -> None:
     send = os.fdopen(replies, "wb", buffering=0)
     send.write(json.dumps({"missing": missing}).encode() + b"\n")
     for line in os.fdopen(requests, "rb"):
-        send.write(json.dumps(keeper.answer(json.loads(line))).encode() + b"\n")
+        send.write(json.dumps(keeper.answer(typed_json.loads(line))).encode() + b"\n")
     keeper.end_worker()
 
 

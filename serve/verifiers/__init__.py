@@ -1,7 +1,8 @@
 """Who scores what: a verifier is found by the `data_source` of a row.
 
 A verifier is a function `score(response, ground_truth, extra_info) -> float` in [0, 1]. Those that run foreign or slow code are
-`killable`: they are called in a subprocess with a wall clock.
+`killable`: they are called in a subprocess with a wall clock. Those that look for an answer in the response take the task's
+`AnswerConfig` too, and the form that their data source has by convention.
 """
 
 import importlib
@@ -10,29 +11,44 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-Score = Callable[[str, str, dict[str, Any]], float]
+from serve.verifiers.answer_form import AnswerConfig
+
+Score = Callable[..., float]
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """Where a verifier lives and whether it needs a process of its own."""
+    """Where a verifier lives, whether it needs a process of its own, and the form of its source's answers, if it looks for one."""
 
     module: str
     killable: bool
     needs_truth: bool = True
+    form: str | None = None
 
     def load(self) -> Score:
         return importlib.import_module(f"serve.verifiers.{self.module}").score
+
+    def refuses(self, truth: Any, answer: AnswerConfig) -> str | None:
+        """Why nothing can be compared with a truth; None if it can."""
+        check = getattr(importlib.import_module(f"serve.verifiers.{self.module}"), "why_unusable", None)
+        return None if check is None else check(truth, answer.words)
+
+    def score(self, item: dict[str, Any]) -> float:
+        """The score of an item: `response`, `ground_truth`, `extra_info`, and `answer` (the fields of `AnswerConfig`) if it has any."""
+        given = (item["response"], item["ground_truth"], item["extra_info"])
+        if self.form is None:
+            return float(self.load()(*given))
+        return float(self.load()(*given, AnswerConfig(**item.get("answer", {})), self.form))
 
 
 VERIFIERS = {
     "chain_arithmetic": Verifier("chain_arithmetic", killable=False),
     "graded_chain": Verifier("graded_chain", killable=False),
     "number_walk": Verifier("number_walk", killable=False),
-    "reasoning_gym": Verifier("reasoning_gym_task", killable=True, needs_truth=False),  # data_source reasoning_gym/<dataset>
-    "math": Verifier("math_answer", killable=True),  # data_source math or math/<anything>
-    "gsm8k": Verifier("math_answer", killable=True),
-    "openai/gsm8k": Verifier("math_answer", killable=True),
+    "reasoning_gym": Verifier("reasoning_gym_task", killable=True, needs_truth=False, form="tag"),  # data_source reasoning_gym/<dataset>
+    "math": Verifier("math_answer", killable=True, form="boxed"),  # data_source math or math/<anything>
+    "gsm8k": Verifier("math_answer", killable=True, form="hash"),
+    "openai/gsm8k": Verifier("math_answer", killable=True, form="hash"),
 }
 
 

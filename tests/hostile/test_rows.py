@@ -19,6 +19,7 @@ from pipelines.data.prompts import load_tokenizer
 from pipelines.data.row_formats import RowFormat
 from pipelines.store import checkpoint
 from serve.reward_function import RewardConfig, RewardFunction
+from serve.verifiers.answer_form import AnswerConfig
 from tests.conftest import TINY, configure
 
 ROW = {"data_source": "math", "prompt": "1+1=", "reward_model": {"ground_truth": "2"}, "extra_info": {"index": 0}}
@@ -108,7 +109,7 @@ def test_rows_without_a_truth_are_for_reward_functions(tmp_path):
     form = RowFormat(name="trl", data_source="math")
     found = load_problems(DataConfig(files=[str(tmp_path / "rows.jsonl")], format=form), load_tokenizer(TINY), 100)
     with pytest.raises(DataError, match="no ground truth, which the verifier of 'math' needs; name its column"):
-        check_scorable(found.problems, None, configure().judge)
+        check_scorable(found.problems, None, configure().judge, AnswerConfig())
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_a_reward_file_that_cannot_be_imported_is_said_before_anything_starts(tm
     (tmp_path / "mine.py").write_text(source)
     reward = RewardFunction.read(RewardConfig(str(tmp_path / "mine.py"), "score", "verl"))
     with pytest.raises(ValueError, match=r"reward.path=.*mine.py: cannot be imported") as caught:
-        check_scorable([], reward, configure().judge)
+        check_scorable([], reward, configure().judge, AnswerConfig())
     assert message in str(caught.value)
 
 

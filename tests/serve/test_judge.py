@@ -20,7 +20,7 @@ from tests.hostile.test_answers import ENDLESS, PAYLOADS
 
 pytestmark = pytest.mark.engine
 
-SLOW = "\\boxed{" + "+".join(f"x_{{{i}}}" for i in range(5_000)) + "}"  # no bound foresees everything
+SLOW = "\\boxed{" + "+".join(f"x_{{{i}}}" for i in range(600)) + "}"  # no bound foresees everything
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def settings(ray_cluster, token_file):
 
 
 def item(response, source="chain_arithmetic", truth="33"):
-    return {"data_source": source, "response": response, "ground_truth": truth, "extra_info": "{}"}
+    return {"data_source": source, "response": response, "ground_truth": truth, "extra_info": {}}
 
 
 def call(settings, path, body=None, token=""):
@@ -107,7 +107,7 @@ def test_a_thousand_hostile_responses_lose_no_good_verdict(settings):
     hostile = [("math", text) for _, _, text in list(ENDLESS.values())[:8]]
     entry = create_dataset("countdown", size=1, seed=1)[0]
     hostile += [("reasoning_gym/countdown", f"<answer>{payload}</answer>") for payload in PAYLOADS.values()]
-    extra = json.dumps({"entry": entry})
+    extra = {"entry": entry}
     items = [item(text, source) | {"extra_info": extra} for source, text in itertools.islice(itertools.cycle(hostile), 1000)]
     good = [item("\\boxed{33}", "math"), item("#33"), item(f"<answer>{entry['answer']}</answer>", "reasoning_gym/countdown")]
     for i in range(99):

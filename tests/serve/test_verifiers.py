@@ -1,8 +1,12 @@
+import json
 import random
 
 import pytest
+import reasoning_gym
+import reasoning_gym.factory
 
 from pipelines.data import demonstrations, worlds
+from serve import typed_json
 from serve.verifiers import chain_arithmetic, find, graded_chain, number_walk
 from serve.verifiers.math_answer import score as math_score
 from serve.verifiers.reasoning_gym_task import score as gym_score
@@ -123,3 +127,23 @@ def test_every_embedded_task_has_the_problems_that_its_configuration_asks_for():
 def test_a_world_with_too_few_problems_says_so():
     with pytest.raises(ValueError, match=r"number_walk has \d+ distinct train problems, not 8192: lower the count"):
         worlds.problem_rows("number_walk", "train", 8192)
+
+
+# What these datasets' entries say is a right answer, where `answer` itself is none.
+EXAMPLES = {"propositional_logic": "example_answer", "rubiks_cube": "example_correct_answer", "graph_color": "possible_answer"}
+UNANSWERED = ("boxnet", "rush_hour")  # no entry holds a right answer
+
+
+@pytest.mark.parametrize("name", sorted(set(reasoning_gym.factory.DATASETS) - {"composite"}))
+def test_every_reasoning_gym_dataset_scores_its_own_answer_in_full(name):
+    for entry in reasoning_gym.create_dataset(name, size=2, seed=1):
+        kept = typed_json.loads(typed_json.dumps(entry))
+        assert kept == entry
+        answer = entry["answer"] if entry["answer"] is not None else entry["metadata"].get(EXAMPLES.get(name))
+        if answer is None:
+            assert name in UNANSWERED
+            continue
+        text = json.dumps(answer) if isinstance(answer, dict) else answer
+        response = f"<think>5 <answer>5</answer></think><answer>{text}</answer>"
+        item = {"response": response, "ground_truth": "", "extra_info": {"entry": kept}}
+        assert find(f"reasoning_gym/{name}").score(item) == 1.0

@@ -46,7 +46,7 @@ def write(path, rows):
 def test_each_format_is_the_same_problem(name, tmp_path, tokenizer):
     row, form = ROWS[name]
     (problem,) = load_problems(DataConfig(files=[write(tmp_path / "rows.jsonl", [row])], format=form), tokenizer, 50).problems
-    assert (problem.data_source, problem.ground_truth, problem.problem_id) == ("math", "2", "rows/0")
+    assert (problem.data_source, problem.ground_truth, problem.problem_id) == ("math", '"2"', "rows/0")
     assert tokenizer.decode(problem.prompt_ids) == "<|user|>1+1=<|assistant|>"
 
 
@@ -102,7 +102,7 @@ def test_a_dataset_of_the_hub_is_read_through_its_parquet_conversion(monkeypatch
     monkeypatch.setattr(data, "read_rows", lambda file: [{"question": "1+1=", "answer": "2"}] if file.startswith("hf://") else [])
     form = RowFormat("openrlhf", "question", "answer", "gsm8k")
     config = DataConfig(hub="openai/gsm8k", hub_config="main", format=form)
-    assert [p.ground_truth for p in load_problems(config, tokenizer, 50).problems] == ["2"]
+    assert [p.ground_truth for p in load_problems(config, tokenizer, 50).problems] == ['"2"']
     assert asked == ["datasets/openai/gsm8k@~parquet/main/train/*.parquet"]
     with pytest.raises(DataError, match="hub=a/b: no files"):
         load_problems(DataConfig(hub="a/b", format=form), tokenizer, 50)
