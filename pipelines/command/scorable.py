@@ -10,9 +10,7 @@ from serve.sandbox import Sandbox
 from serve.verifiers.answer_form import AnswerConfig
 
 
-def check_scorable(
-    problems: Iterable[Problem], reward: RewardFunction | None, config: JudgeConfig, answer: AnswerConfig
-) -> None:
+def check_scorable(problems: Iterable[Problem], reward: RewardFunction | None, config: JudgeConfig, answer: AnswerConfig) -> None:
     """ValueError in a sentence if the reward function cannot be imported, or a problem's verifier cannot be found or used."""
     if reward is None:
         check_verifiable(problems, answer)

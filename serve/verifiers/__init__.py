@@ -34,7 +34,7 @@ class Verifier:
         return None if check is None else check(truth, answer.words)
 
     def score(self, item: dict[str, Any]) -> float:
-        """The score of an item: `response`, `ground_truth`, `extra_info`, and `answer` (the fields of `AnswerConfig`) if it has any."""
+        """The score of an item: `response`, `ground_truth`, `extra_info`, and `answer` (what `AnswerConfig` takes) if any."""
         given = (item["response"], item["ground_truth"], item["extra_info"])
         if self.form is None:
             return float(self.load()(*given))
@@ -45,7 +45,9 @@ VERIFIERS = {
     "chain_arithmetic": Verifier("chain_arithmetic", killable=False),
     "graded_chain": Verifier("graded_chain", killable=False),
     "number_walk": Verifier("number_walk", killable=False),
-    "reasoning_gym": Verifier("reasoning_gym_task", killable=True, needs_truth=False, form="tag"),  # data_source reasoning_gym/<dataset>
+    "reasoning_gym": Verifier(
+        "reasoning_gym_task", killable=True, needs_truth=False, form="tag"
+    ),  # data_source reasoning_gym/<dataset>
     "math": Verifier("math_answer", killable=True, form="boxed"),  # data_source math or math/<anything>
     "gsm8k": Verifier("math_answer", killable=True, form="hash"),
     "openai/gsm8k": Verifier("math_answer", killable=True, form="hash"),

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from serve.verifiers.written import NUMBER, in_words, number_at, plain
+from serve.verifiers.plain_text import in_words, plain
+from serve.verifiers.written_number import NUMBER, number_at
 
 LONGEST_LINE = 2_000  # characters of a line that is an answer by itself
 LAST_NUMBER_IN = 20_000  # characters at the end of a response in which its last number is looked for
@@ -162,7 +163,9 @@ def _last_number(text: str, wanted: Wanted) -> str | None:
     if line is None or not wanted.number or not in_words(plain(line[:LONGEST_LINE])):
         return line
     text = plain(text[-LAST_NUMBER_IN:])
-    found = [match.group() for match in NUMBER.finditer(text) if match.group()[:1].isspace() or not text[: match.start()][-1:].isalnum()]
+    found = [
+        match.group() for match in NUMBER.finditer(text) if match.group()[:1].isspace() or not text[: match.start()][-1:].isalnum()
+    ]
     return found[-1].strip() if found else None
 
 
@@ -179,3 +182,5 @@ FORMS: dict[str, Callable[[str, Wanted], str | None]] = {
     "last_number": _last_number,
     "whole": _whole,
 }
+
+BY_CONVENTION = AnswerConfig()

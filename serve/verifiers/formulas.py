@@ -17,7 +17,8 @@ ZERO = sympy.Float("1e-30", PRECISION)  # a difference of this part of what was 
 POINTS = tuple(sympy.Float(text, PRECISION) for text in ("1.37", "2.91", "0.53", "13.7", "100.3", "1009.6"))
 STEP = sympy.Float("0.17", PRECISION)
 
-# The caller's wall clock bounds the time; math-verify's own alarms work in main threads only. Its reader of units takes 7m+2 for 7 m.
+# The caller's wall clock bounds the time; math-verify's own alarms work in main threads only. Its reader of
+# units would take 7m+2 for 7 m.
 _NORMALIZATION = replace(LatexExtractionConfig().normalization_config, units=False)
 _EXTRACTION = [LatexExtractionConfig(normalization_config=_NORMALIZATION)]
 
@@ -36,7 +37,11 @@ def same_formula(truth: str, given: str, tolerance: Fraction = Fraction(0)) -> b
     ours, theirs = map(_parsed, _told_apart(truth, given))
     if ours is None or theirs is None or too_large(ours) or too_large(theirs):
         return False
-    if isinstance(ours, sympy.Expr) and isinstance(theirs, sympy.Expr) and (decided := _evaluated(ours, theirs, tolerance)) is not None:
+    if (
+        isinstance(ours, sympy.Expr)
+        and isinstance(theirs, sympy.Expr)
+        and (decided := _evaluated(ours, theirs, tolerance)) is not None
+    ):
         return decided
     return bool(verify([ours], [theirs], timeout_seconds=None, raise_on_error=True))
 
@@ -57,7 +62,11 @@ def _told_apart(*texts: str) -> list[str]:
 def _evaluated(truth: sympy.Expr, given: sympy.Expr, tolerance: Fraction) -> bool | None:
     """Whether two expressions have the same values, at a few points if they have symbols; None if evaluation does not tell."""
     symbols = sorted(truth.free_symbols | given.free_symbols, key=str)
-    if truth.free_symbols != given.free_symbols or truth.has(sympy.oo, sympy.zoo, sympy.nan) or given.has(sympy.oo, sympy.zoo, sympy.nan):
+    if (
+        truth.free_symbols != given.free_symbols
+        or truth.has(sympy.oo, sympy.zoo, sympy.nan)
+        or given.has(sympy.oo, sympy.zoo, sympy.nan)
+    ):
         return None
     difference = _exact(truth) - _exact(given)
     rounding = sympy.Rational(tolerance.numerator, tolerance.denominator)

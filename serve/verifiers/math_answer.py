@@ -1,5 +1,6 @@
 """Final answers in mathematics: found where the prompt asked for them, compared as numbers, letters, lists, words or formulas."""
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
@@ -7,15 +8,18 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from serve.verifiers.answer_form import AnswerConfig, Wanted, extract
+from serve.verifiers.answer_form import BY_CONVENTION, AnswerConfig, Wanted, extract
 from serve.verifiers.formulas import LONGEST, same_formula
-from serve.verifiers.written import WrittenNumber, in_words, key, number_at, plain, without_unit
+from serve.verifiers.plain_text import in_words, key, plain
+from serve.verifiers.written_number import WrittenNumber, number_at, without_unit
 
 OTHERS = ("boxed", "tag", "hash", "stated", "marked", "last_number")  # where answers stand that are not where they were asked for
 MOST_ITEMS = 300  # of a list whose items are compared in any order
 
 _CHOICE = re.compile(r"\(?\s*([A-J])\s*\)?")
-_CHOSEN = re.compile(r"(?:option|choice|answer)?\s*(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?=\s*(?:[.):,]|$|because|since|-)))", re.IGNORECASE)
+_CHOSEN = re.compile(
+    r"(?:option|choice|answer)?\s*(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?=\s*(?:[.):,]|$|because|since|-)))", re.IGNORECASE
+)
 _ASSIGNED = re.compile(r"\s*([a-zA-Z]\w*|\\[a-z]+)((?:_\{?\w+\}?)?\s*(?:\([^()=]*\))?)\s*=(?!=)")
 _DOTS = re.compile(r"\\dots|\.\.\.")
 
@@ -30,7 +34,7 @@ class Truth:
 
 
 def score(
-    response: str, ground_truth: Any, extra_info: dict[str, Any], answer: AnswerConfig = AnswerConfig(), convention: str = "boxed"
+    response: str, ground_truth: Any, extra_info: dict[str, Any], answer: AnswerConfig = BY_CONVENTION, convention: str = "boxed"
 ) -> float:
     """1.0 if the response's answer is right, else 0.0; of several truths (a list) any will do.
 
@@ -68,7 +72,8 @@ def why_unusable(ground_truth: Any, words: str) -> str | None:
     wordy = next((one for one in truths if one.wanted.words and " " in one.text), None)
     if wordy is None or words == "compare":
         return None
-    return f"the truth {wordy.text[:60]!r} is in words, of which no number is the answer: task.answer.words=compare compares them as text"
+    shown = wordy.text[:60]
+    return f"the truth {shown!r} is in words, of which no number is the answer: task.answer.words=compare compares them as text"
 
 
 @lru_cache(maxsize=4096)
@@ -82,17 +87,17 @@ def _read(text: str) -> Truth:
     letter = _CHOICE.fullmatch(shown) is not None
     words = number is None and not letter and in_words(shown)
     several = number is None and not words and len(_parts(shown)[1]) > 1
-    value = number is not None or (not (letter or words or several) and re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", shown)) is None)
+    value = number is not None or (
+        not (letter or words or several) and re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", shown)) is None
+    )
     return Truth(shown, Wanted(value, letter, words, several), number)
 
 
 def truths_of(ground_truth: Any) -> list[Truth]:
     """The acceptable answers: of a list any, of a GSM8K solution what follows `####`. ValueError if one is blank."""
     if isinstance(ground_truth, str) and ground_truth.lstrip().startswith('["'):
-        try:
+        with contextlib.suppress(ValueError):
             ground_truth = json.loads(ground_truth)
-        except ValueError:
-            pass
     several = ground_truth if isinstance(ground_truth, list | tuple) else [ground_truth]
     if not several:
         raise ValueError("the list of truths is empty")
@@ -125,7 +130,7 @@ def _same(truth: str, given: str, percent: bool) -> bool:
     if len(items) > 1 and len(theirs) > 1:
         return _shapes_agree(shape, their_shape, len(items)) and _same_items(shape, items, their_shape, theirs, percent)
     if len(items) > 1 or len(theirs) > 1:
-        interval = len(items) == 2 and shape != "" or len(theirs) == 2 and their_shape != ""
+        interval = (len(items) == 2 and shape != "") or (len(theirs) == 2 and their_shape != "")
         return interval and same_formula(truth, given)
     ours, other = items[0], theirs[0]
     names = [_ASSIGNED.match(one) for one in (ours, other)]

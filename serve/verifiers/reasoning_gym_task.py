@@ -6,9 +6,8 @@ from typing import Any
 
 import reasoning_gym
 
-from serve.verifiers.answer_form import AnswerConfig, Wanted, extract
+from serve.verifiers.answer_form import BY_CONVENTION, AnswerConfig, Wanted, extract
 from serve.verifiers.answer_guard import refused
-
 
 OTHERS = ("whole",)
 
@@ -19,7 +18,7 @@ def _dataset(name: str, options: str) -> Any:
 
 
 def score(
-    response: str, ground_truth: Any, extra_info: dict[str, Any], answer: AnswerConfig = AnswerConfig(), convention: str = "tag"
+    response: str, ground_truth: Any, extra_info: dict[str, Any], answer: AnswerConfig = BY_CONVENTION, convention: str = "tag"
 ) -> float:
     """The dataset's own score of the text in `<answer>` tags, or of the whole response where there are none.
 

@@ -1,4 +1,4 @@
-"""Final answers: a table of pairs (the place for a user's report), and two public sets of answers, each against itself and near misses."""
+"""Final answers: a table of pairs (the place for a user's report), and two public sets, each against itself and near misses."""
 
 import csv
 import json
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from serve.verifiers import find
 from serve.verifiers.answer_form import AnswerConfig
 from serve.verifiers.math_answer import score, truths_of, why_unusable
-from serve.verifiers.written import number_at, plain
+from serve.verifiers.plain_text import plain
+from serve.verifiers.written_number import number_at
 from tests.conftest import SHARED_DATA
 
 TABLE = [json.loads(line) for line in Path(__file__).with_name("answers.jsonl").read_text().splitlines()]
@@ -118,7 +119,8 @@ def test_grade_school_answers_are_right_in_every_form(form, source):
 @given(st.integers(-(10**9), 10**9), st.sampled_from(["{:,}", "{}", "${:,}$", "{}.", "{} dollars", "**{}**", "\\text{{{}}}"]))
 def test_whole_numbers_are_read_exactly(number, way):
     read = number_at(plain(way.format(number)))
-    assert read is not None and read.value == number
+    assert read is not None
+    assert read.value == number
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 10**6))
