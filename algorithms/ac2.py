@@ -99,11 +99,7 @@ class AC2(Algorithm):
                 f"algorithm.chunk_tokens={self.chunk_tokens}: not below the response budget of {self.max_new_tokens} tokens, so "
                 "the critic would never score one; lower it, or use algorithm=prefix_grpo."
             )
-        if self.replay.cut_grid > self.replay.max_cut_fraction * self.max_new_tokens:
-            raise ValueError(
-                f"algorithm.replay.cut_grid={self.replay.cut_grid}: not even a response of {self.max_new_tokens} tokens would "
-                "ever be cut, so every prefix would be empty; lower it."
-            )
+        self.replay.check_budget(self.max_new_tokens)
         if not 1 <= self.min_valid <= self.group_size:
             raise ValueError(f"algorithm.min_valid={self.min_valid}: must lie within 1 and group_size={self.group_size}.")
         if not self.grouped and self.audit_fraction:

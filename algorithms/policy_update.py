@@ -65,6 +65,8 @@ class PolicyUpdate(Algorithm):
     importance_cap: float | None
 
     def __post_init__(self) -> None:
+        if self.replay is not None:
+            self.replay.check_budget(self.max_new_tokens)
         self.check_divides("minibatches", self.minibatches)
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:

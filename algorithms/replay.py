@@ -34,6 +34,14 @@ class Replay:
         if self.max_cut_fraction == 1:
             raise ValueError("algorithm.replay.max_cut_fraction=1: must be below 1, or nothing is left to roll out.")
 
+    def check_budget(self, max_new_tokens: int) -> None:
+        """ValueError if no response could ever be cut."""
+        if self.cut_grid > self.max_cut_fraction * max_new_tokens:
+            raise ValueError(
+                f"algorithm.replay.cut_grid={self.cut_grid}: not even a response of {max_new_tokens} tokens would ever be cut, so "
+                "every prefix would be empty; lower it."
+            )
+
     def refill(self, state: PlanState, budget: int) -> list[PromptRow]:
         """Fresh problems without replacement, one rollout each; they enter the buffer and no loss."""
         if (state.step - 1) % self.refill_every:

@@ -17,7 +17,7 @@ from pipelines.command.entry import command
 from pipelines.command.progress import table
 from pipelines.command.scorable import check_scorable
 from pipelines.config.run import RunConfig, build
-from pipelines.data.problems import load_problems
+from pipelines.data.problems import load_problems, reading_notes
 from pipelines.data.prompts import load_tokenizer
 from pipelines.engines.config import Sampling
 from pipelines.engines.pool import EnginePool
@@ -38,8 +38,10 @@ def run(tree: dict[str, Any]) -> dict[str, float]:
     config = build(tree | {"model": model, "checkpoint": {"every": 0, "keep_last": 1, "keep_best": 0}})
     tokenizer = load_tokenizer(config.model.path)
     reward = RewardFunction.read(config.reward)
-    problems = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
+    problems = load_problems(config.task.validation, tokenizer, *config.task.reading(keep_prompts=reward is not None))
     check_scorable(problems.problems, reward, config.judge, config.task.answer)
+    if notes := reading_notes(tokenizer, problems):
+        print(table(notes))
     cluster.connect(config.ray, config.judge.http_port)
     parts = cluster.demand(config)
     cluster.check_demand({name: part for name, part in parts.items() if "trainer" not in name})

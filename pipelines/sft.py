@@ -22,6 +22,7 @@ from pipelines.command.entry import command
 from pipelines.config.make import make
 from pipelines.config.run import RayConfig, digest, resolve_model, resolve_tracking
 from pipelines.data.files import DataError, read_rows
+from pipelines.data.messages import PromptError, as_tools
 from pipelines.data.prompts import load_tokenizer, render_prompt, stop_ids
 from pipelines.engines.self_critic_prompt import load_self_critic_prompt
 from pipelines.store.tracker import Tracker, TrackingConfig, description, git_sha
@@ -46,7 +47,9 @@ class SFTConfig:
     output_dir: str
 
 
-def load_examples(files: list[str], model: ModelConfig, max_tokens: int) -> tuple[list[tuple[np.ndarray, int]], int]:
+def load_examples(
+    files: list[str], model: ModelConfig, max_tokens: int, template_arguments: dict[str, Any] | None = None
+) -> tuple[list[tuple[np.ndarray, int]], int]:
     """Token ids and prompt lengths of all examples, and how many were too long.
 
     A row with a `value` teaches the critic: `response` is part of one, its value is asked for with `reference` if there is one. Any
@@ -66,12 +69,16 @@ def load_examples(files: list[str], model: ModelConfig, max_tokens: int) -> tupl
                     raise DataError(
                         f"{file}, row {i}: column {column!r} is missing or not {' or '.join(k.__name__ for k in kinds)}."
                     )
-            context, response = render_prompt(tokenizer, row["prompt"]), ids_of(row["response"])
+            try:
+                context = render_prompt(tokenizer, row["prompt"], as_tools(row.get("tools")), template_arguments)
+            except PromptError as error:
+                raise DataError(f"{file}, row {i}, column 'prompt': {error}.") from error
+            response = ids_of(row["response"])
             answer: Iterable[int] = [*response, end]
             if (value := row.get("value")) is not None:
                 if not 0 <= value <= 1:
                     raise DataError(f"{file}, row {i}: a value of {value} is not between 0 and 1.")
-                critic = critic or load_self_critic_prompt(model.self_critic_prompt, model.path)
+                critic = critic or load_self_critic_prompt(model.self_critic_prompt, model.path, template_arguments)
                 reference = row.get("reference")
                 context = critic.query(context, response, ids_of(reference) if reference is not None else None).tolist()
                 answer = critic.answer(round_to_grid(value))
@@ -134,7 +141,7 @@ def run(tree: dict[str, Any]) -> None:
     model = make(ModelConfig, resolve_model(tree["model"]), "model")
     read_model_config(model.path)
     learner = make(LearnerConfig, tree["cluster"]["learner"], "cluster.learner")
-    examples, dropped = load_examples(tree["data"]["files"], model, tree["data"]["max_tokens"])
+    examples, dropped = load_examples(tree["data"]["files"], model, tree["data"]["max_tokens"], tree["data"]["template_arguments"])
     if not examples:
         raise DataError(f"data.files: no usable example ({dropped} longer than {tree['data']['max_tokens']} tokens).")
     updates = tree["epochs"] * -(-len(examples) // tree["batch_size"])

@@ -23,7 +23,7 @@ from pipelines.command.place import keep_config, manifest_of, place
 from pipelines.command.resumed import compose_run
 from pipelines.command.scorable import check_scorable
 from pipelines.config.run import RunConfig, build, digest, self_critic_of
-from pipelines.data.problems import ProblemSet, load_problems
+from pipelines.data.problems import ProblemSet, load_problems, reading_notes
 from pipelines.data.prompts import load_tokenizer, stop_ids
 from pipelines.engines.config import Sampling
 from pipelines.engines.pool import EnginePool
@@ -73,8 +73,10 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
     resume_from, output_dir = place(config)
     tokenizer = load_tokenizer(config.model.path)
     reward = RewardFunction.read(config.reward)
-    train = load_problems(config.task.train, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
-    validation = load_problems(config.task.validation, tokenizer, config.task.max_prompt_tokens, keep_prompts=reward is not None)
+    train, validation = (
+        load_problems(data, tokenizer, *config.task.reading(keep_prompts=reward is not None))
+        for data in (config.task.train, config.task.validation)
+    )
     check_scorable((*train.problems, *validation.problems), reward, config.judge, config.task.answer)
     manifest = manifest_of(config, train)
     if resume_from is not None:
@@ -128,9 +130,11 @@ def _follow(trainer: TorchTrainer, coordinator: CoordinatorLink, output_dir: str
         raise
     except Exception:
         try:
-            coordinator.ask("fatal_error")  # where it is gone, what the ranks said is only an echo
+            told = coordinator.ask("fatal_error")  # where it is gone, what the ranks said is only an echo
         except CoordinatorDied as died:
             raise CoordinatorDied(f"{died}; resume={output_dir} goes on from the newest checkpoint.") from None
+        if told is not None:
+            raise RuntimeError(told) from None
         raise
     finally:
         with suppress(CoordinatorDied):
@@ -161,6 +165,7 @@ def _announce(config: RunConfig, tokenizer: Any, train: ProblemSet, validation: 
                     "dropped",
                     f"{train.dropped_overlong} + {validation.dropped_overlong} longer than {config.task.max_prompt_tokens} tokens",
                 ),
+                *reading_notes(tokenizer, train, validation),
                 ("model", config.model.path),
                 ("first prompt", repr(tokenizer.decode(first.prompt_ids))[:100]),
                 ("stop ids", ", ".join(f"{i} {tokenizer.decode([i])!r}" for i in stop_ids(config.model.path, tokenizer))),

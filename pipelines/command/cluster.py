@@ -45,6 +45,7 @@ def connect(config: RayConfig, http_port: int | None = None) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.enable_operator_progress_bars = False
+    context.raise_original_map_exception = True  # or a stage's error would be "UDF failed to process a data block."
     # With reservations a pass launches one task and asks what it may use; the answer is read a second later, in every step.
     context.op_resource_reservation_enabled = False
 

@@ -182,7 +182,7 @@ def self_critic(config: RunConfig) -> SelfCritic:
     """What engines need to ask this run's model for values."""
     from pipelines.engines.self_critic_prompt import load_self_critic_prompt
 
-    prompt = load_self_critic_prompt(config.model.self_critic_prompt, config.model.path)
+    prompt = load_self_critic_prompt(config.model.self_critic_prompt, config.model.path, config.task.template_arguments)
     return SelfCritic(prompt, config.self_critic_context(prompt), config.task.complete_answer)
 
 
@@ -192,6 +192,7 @@ def _check(config: RunConfig) -> None:
     config.sampling.check_for_training()
     if config.algorithm.replay is None and (config.replay_buffer.url or config.replay_buffer.start_from):
         raise ConfigError("replay_buffer has no effect on an algorithm that replays nothing; use algorithm=prefix_grpo.")
+    _check_rewards(config)
     model = read_model_config(config.model.path)
     if (critic := config.algorithm.value_model) is not None and critic.path is not None:
         check_value_model(critic.path, critic.head.outputs, config.model.path)
@@ -205,6 +206,23 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(
             f"cluster.learner.max_tokens_per_microbatch={config.learner.max_tokens_per_microbatch} cannot hold one sequence of "
             f"{config.max_model_len} tokens (prompt and response budgets): raise it."
+        )
+
+
+def _check_rewards(config: RunConfig) -> None:
+    """ConfigError where an algorithm's critic gives values that the task's rewards may not have."""
+    if not config.algorithm.self_critic_asked:
+        return
+    given = config.task.reward_range
+    if given is None and config.reward.path is not None:
+        raise ConfigError(
+            f"task.reward_range=null: the critic of algorithm={config.algorithm.name} gives values from 0 to 1, and nothing says that "
+            "the reward function does; give task.reward_range=[0,1] if it does, and scale its rewards if not."
+        )
+    if given is not None and not 0 <= given[0] <= given[1] <= 1:
+        raise ConfigError(
+            f"task.reward_range={list(given)}: the critic of algorithm={config.algorithm.name} gives values from 0 to 1; scale the "
+            "rewards to lie there."
         )
 
 

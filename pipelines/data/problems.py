@@ -6,15 +6,17 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from algorithms.types import Problem
 from pipelines.data import worlds
 from pipelines.data.files import DataError, read_rows
-from pipelines.data.prompts import render_prompt
+from pipelines.data.messages import PromptError, as_messages, as_tools, media_in
+from pipelines.data.prompts import check_template_arguments, render_prompt
 from pipelines.data.row_formats import RowFormat
 from serve import typed_json
 from serve.verifiers import find
@@ -23,6 +25,7 @@ from serve.verifiers.answer_form import AnswerConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+COLUMNS = ("problem_id", "data_source", "prompt", "reward_model", "extra_info", "reference_solution", "privileged_context", "tools")
 EXAMPLES_SEED = 2**31 - 1  # solved examples of a reasoning-gym dataset stay apart from its problems
 
 
@@ -74,27 +77,40 @@ class TaskConfig:
     reward_range: tuple[float, float] | None
     complete_answer: str | None
     answer: AnswerConfig = field(default_factory=AnswerConfig)
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+
+    def reading(self, keep_prompts: bool) -> tuple[int, bool, dict[str, Any]]:
+        """How `load_problems` reads this task's rows."""
+        return self.max_prompt_tokens, keep_prompts, self.template_arguments
 
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """Rendered problems, how many were too long to use, and a fingerprint of what was kept."""
+    """Rendered problems, how many were too long to use, a fingerprint of what was kept, and the columns that nothing reads."""
 
     problems: list[Problem]
     dropped_overlong: int
     fingerprint: str
+    ignored_columns: tuple[str, ...] = ()
 
 
 def load_problems(
-    config: DataConfig, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int, keep_prompts: bool = False
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_tokens: int,
+    keep_prompts: bool = False,
+    template_arguments: dict[str, Any] | None = None,
 ) -> ProblemSet:
     """Read, check and render a dataset; overlong prompts are dropped, by the renderer that the rollout uses, and counted.
 
     `keep_prompts` keeps the prompts as the rows have them in `extra_info.prompt`, for reward functions of TRL's signature.
     """
-    problems, dropped, seen = list[Problem](), 0, dict[str, str]()
+    check_template_arguments(tokenizer, template_arguments or {})
+    problems, dropped, seen, ignored = list[Problem](), 0, dict[str, str](), set[str]()
     for where, row in _rows(config):
-        problem = _problem(where, row, tokenizer, keep_prompts)
+        render = partial(render_prompt, tokenizer, arguments=template_arguments)
+        problem = _problem(where, row, render, tokenizer, keep_prompts)
+        ignored |= {name for name, value in row.items() if name not in COLUMNS and value is not None}
         if problem.problem_id in seen:
             raise DataError(f"{where}, column 'problem_id': {problem.problem_id!r} is already that of {seen[problem.problem_id]}.")
         seen[problem.problem_id] = where
@@ -107,7 +123,17 @@ def load_problems(
     digest = hashlib.sha256()
     for problem in problems:
         digest.update(json.dumps([problem.problem_id, problem.prompt_ids, problem.ground_truth]).encode())
-    return ProblemSet(problems, dropped, digest.hexdigest()[:16])
+    return ProblemSet(problems, dropped, digest.hexdigest()[:16], tuple(sorted(ignored)))
+
+
+def reading_notes(tokenizer: PreTrainedTokenizerBase, *sets: ProblemSet) -> list[tuple[str, str]]:
+    """What a user should know of how rows were read: columns that nothing reads, and prompts without a chat template."""
+    notes = []
+    if ignored := sorted({name for one in sets for name in one.ignored_columns}):
+        notes.append(("ignored", f"columns that nothing reads: {', '.join(ignored)}"))
+    if not tokenizer.chat_template:
+        notes.append(("no template", "the model has no chat template: messages are joined by newlines, without their roles"))
+    return notes
 
 
 def check_verifiable(problems: Iterable[Problem], answer: AnswerConfig) -> None:
@@ -139,13 +165,32 @@ def _rows(config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 def _adapted(config: DataConfig) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of all files, in this project's format."""
-    for file in config.files if config.files is not None else _hub_files(config):
+    """The rows of all files, in this project's format; those that bring no id are called by path and row."""
+    files = list(config.files) if config.files is not None else _hub_files(config)
+    derived = set[str]()
+    for file, short in zip(files, short_names(files), strict=True):
         for i, row in enumerate(read_rows(file)):
+            if (column := media_in(row)) is not None:
+                raise DataError(f"{file}, row {i}, column {column!r}: pictures, videos and sound are not supported; only text is.")
             try:
-                yield f"{file}, row {i}", config.format.adapt(row, f"{PurePosixPath(file).stem}/{i}")
+                adapted = config.format.adapt(row, f"{short}/{i}")
             except LookupError as error:
                 raise DataError(f"{file}, row {i}: {error.args[0]}.") from None
+            if row.get("problem_id") is None:
+                if adapted["problem_id"] in derived:
+                    adapted["problem_id"] = f"{short}/{i}"
+                derived.add(adapted["problem_id"])
+            yield f"{file}, row {i}", adapted
+
+
+def short_names(files: list[str]) -> list[str]:
+    """The files' names without extensions, with as much of their paths as tells them apart."""
+    paths = [PurePosixPath(file.partition("?")[0]).with_suffix("").parts for file in files]
+    for length in range(1, max(map(len, paths), default=0)):
+        names = ["/".join(path[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return ["/".join(path) for path in paths]
 
 
 def _hub_files(config: DataConfig) -> list[str]:
@@ -189,14 +234,16 @@ def _reasoning_gym_rows(name: str, config: DataConfig) -> Iterable[tuple[str, di
         )
 
 
-def _problem(where: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, keep_prompt: bool) -> Problem:
+def _problem(
+    where: str, row: dict[str, Any], render: Callable[..., list[int]], tokenizer: PreTrainedTokenizerBase, keep_prompt: bool
+) -> Problem:
     source = _column(where, row, "data_source", str)
     prompt = _column(where, row, "prompt", (str, list))
-    for i, message in enumerate(prompt if isinstance(prompt, list) else []):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise DataError(f"{where}, column 'prompt': message {i} is not an object with text in 'role' and 'content'.")
-    if not prompt:
-        raise DataError(f"{where}, column 'prompt': it is empty.")
+    try:
+        messages = as_messages(prompt)
+        prompt_ids = render(messages, as_tools(row.get("tools")))
+    except PromptError as error:
+        raise DataError(f"{where}, column 'prompt': {error}.") from error
     reward_model = _column(where, row, "reward_model", dict)
     if reward_model.get("ground_truth") is None:
         raise DataError(f"{where}, column 'reward_model': it has no 'ground_truth'.")
@@ -204,15 +251,16 @@ def _problem(where: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase
     if not isinstance(extra, dict):
         raise DataError(f"{where}, column 'extra_info': expected an object, found {type(extra).__name__}.")
     truth = reward_model["ground_truth"]
+    shown = {"prompt": prompt if isinstance(prompt, str) else messages} if keep_prompt else {}
     solution = row.get("reference_solution")
     if solution is not None and not isinstance(solution, str):
         raise DataError(f"{where}, column 'reference_solution': expected text, found {type(solution).__name__}.")
     return Problem(
         problem_id=str(_column(where, row, "problem_id", (str, int))),
         data_source=source,
-        prompt_ids=render_prompt(tokenizer, prompt),
+        prompt_ids=prompt_ids,
         ground_truth=_kept(where, "reward_model", truth),
-        extra_info=_kept(where, "extra_info", extra | {"prompt": prompt} if keep_prompt else extra),
+        extra_info=_kept(where, "extra_info", extra | shown),
         solution_ids=None if solution is None else tokenizer(solution, add_special_tokens=False)["input_ids"],
     )
 

@@ -21,19 +21,17 @@ class RowFormat:
             raise ValueError(f"format={self.name}: use one of {', '.join(ADAPTERS)}.")
 
     def adapt(self, row: dict[str, Any], identity: str) -> dict[str, Any]:
-        """The row as verl has it; `identity` names rows that bring no id (verl's must). LookupError names a missing column."""
+        """The row as verl has it; `identity` names rows that bring no id. LookupError names a missing column."""
         adapted = ADAPTERS[self.name](row, self)
-        return adapted if self.name == "verl" else {"problem_id": identity} | adapted
+        return {"problem_id": identity} | adapted
 
 
 def _verl(row: dict[str, Any], form: RowFormat) -> dict[str, Any]:
     """`data_source, prompt, reward_model.ground_truth, extra_info`; its id is `problem_id`, or made from `extra_info.index`."""
     named = {"data_source": form.data_source} if form.data_source is not None and not row.get("data_source") else {}
-    adapted = row | named | _carried(row)
-    if row.get("problem_id") is None:
-        extra = row.get("extra_info") or {}
-        if not isinstance(extra, dict) or extra.get("index") is None:
-            raise LookupError("give every row a 'problem_id', or 'extra_info.index' to make one from")
+    adapted = {name: value for name, value in row.items() if value is not None} | named | _carried(row)
+    extra = row.get("extra_info")
+    if "problem_id" not in adapted and isinstance(extra, dict) and extra.get("index") is not None:
         adapted["problem_id"] = f"{adapted.get('data_source')}/{extra.get('split', '')}/{extra['index']}"
     return adapted
 
@@ -86,7 +84,7 @@ def _common(
 
 def _carried(row: dict[str, Any]) -> dict[str, Any]:
     """Optional columns that every format may have; TRL's distillation calls a critic's reference `privileged_context`."""
-    carried = {name: row[name] for name in ("problem_id", "reference_solution") if row.get(name) is not None}
+    carried = {name: row[name] for name in ("problem_id", "reference_solution", "tools") if row.get(name) is not None}
     if "reference_solution" not in carried and row.get("privileged_context") is not None:
         carried["reference_solution"] = row["privileged_context"]
     return carried

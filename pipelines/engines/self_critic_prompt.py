@@ -6,14 +6,14 @@ from typing import Any
 import yaml
 
 from algorithms.self_critic import MAX_ANSWER_TOKENS, VALUES, SelfCriticPrompt, format_value
-from pipelines.data.prompts import load_tokenizer, stop_ids
+from pipelines.data.prompts import apply_template, load_tokenizer, stop_ids
 
 REFERENCE = "{reference}"
 FIELDS = ("close_thinking", "plain", "with_reference", "reply")
 STATE = "\u2402state\u2403"  # stands for the partial response while the chat template is rendered; in no real text
 
 
-def load_self_critic_prompt(path: str, model_path: str) -> SelfCriticPrompt:
+def load_self_critic_prompt(path: str, model_path: str, template_arguments: dict[str, Any] | None = None) -> SelfCriticPrompt:
     """The self-critic's prompt in a model's own turns; ValueError if the file or the tokenizer cannot make one."""
     template = _read(path)
     tokenizer = load_tokenizer(model_path)
@@ -21,8 +21,9 @@ def load_self_critic_prompt(path: str, model_path: str) -> SelfCriticPrompt:
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    plain = ids(_after_state(tokenizer, template["plain"], template["reply"]))
-    before, after = _after_state(tokenizer, template["with_reference"], template["reply"]).split(REFERENCE)
+    plain = ids(_after_state(tokenizer, template["plain"], template["reply"], template_arguments))
+    asked = _after_state(tokenizer, template["with_reference"], template["reply"], template_arguments)
+    before, after = asked.split(REFERENCE)
     ends = stop_ids(model_path, tokenizer)
     end = plain[0] if plain and plain[0] in ends else tokenizer.eos_token_id if tokenizer.eos_token_id is not None else ends[0]
     answers = tuple((*ids(format_value(value)), end) for value in VALUES)
@@ -48,7 +49,7 @@ def _read(path: str) -> dict[str, str]:
     return template
 
 
-def _after_state(tokenizer: Any, instruction: str, reply: str) -> str:
+def _after_state(tokenizer: Any, instruction: str, reply: str, arguments: dict[str, Any] | None) -> str:
     """Everything that follows a partial response: the end of its turn, the instruction as the user's, the reply's beginning."""
     if not tokenizer.chat_template:
         return f"\n{instruction}\n{reply}"
@@ -57,7 +58,7 @@ def _after_state(tokenizer: Any, instruction: str, reply: str) -> str:
         {"role": "assistant", "content": STATE},
         {"role": "user", "content": instruction},
     ]
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False).split(STATE)[1]
+    text = apply_template(tokenizer, messages, arguments=arguments).split(STATE)[1]
     opened = reply.partition("\n")[0]
     if opened and text.rstrip().endswith(opened):  # templates of thinking models begin the section themselves
         text = text.rstrip().removesuffix(opened)

@@ -24,6 +24,7 @@ from pipelines.rollout.run_buffer import BufferPlace, RunBuffer
 from pipelines.rollout.scores import EvaluationConfig, check_missing, check_scored, evaluation_metrics, mean_score
 from pipelines.store import checkpoint
 from pipelines.store.rollouts import write_rollouts
+from pipelines.store.run_folder import keep_failure
 from pipelines.store.tracker import Tracker, TrackingConfig
 
 MEMORY_STREAM = 1 << 20  # the number of a step's randomness that is the memory's; its rounds have the numbers below
@@ -101,9 +102,10 @@ class Coordinator:
         if self._starts > 1:
             self._restore(checkpoint.read_coordinator_whole(path) if path is not None else None)
 
-    def fail(self, reason: str) -> None:
-        """Take the first error that starting again would not mend."""
-        self._fatal = self._fatal or reason
+    def fail(self, reason: str, trace: str) -> None:
+        """Take the first error that starting again would not mend; the run's folder keeps where it was raised."""
+        if self._fatal is None:
+            self._fatal = f"{reason}\n(traceback in {keep_failure(self._config.output_dir, trace)})"
 
     def fatal_error(self) -> str | None:
         """The reason why the run cannot go on, if there is one."""

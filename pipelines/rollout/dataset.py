@@ -18,7 +18,7 @@ from pipelines.engines.config import Sampling
 from pipelines.engines.pool import EnginePool
 from pipelines.engines.self_critic import SelfCritic
 from pipelines.rollout import schema
-from pipelines.rollout.stages import Record, credit, deliver, generate, judge_rows
+from pipelines.rollout.stages import Record, Stage, credit, deliver, generate, judge_rows
 from pipelines.trainer.link import CoordinatorLink
 from serve.judge import JudgeConfig
 
@@ -66,10 +66,11 @@ def rollout_dataset(
     """The dataset that a trainer iterates: each pass rolls out what the coordinator planned last."""
     rows = ray.data.read_datasource(PlannedRows(coordinator, blocks), override_num_blocks=blocks, **RESOURCES)
     record = partial(coordinator.tell, "record_span")
+    delivery = partial(deliver, coordinator=coordinator, credit_type=algorithm.credit_type)
     return (
         judged_dataset(rows, engines, judge, sampling, self_critic, record, send_ids)
-        .map_batches(partial(credit, algorithm=algorithm), **WHOLE_BLOCKS)
-        .map_batches(partial(deliver, coordinator=coordinator, credit_type=algorithm.credit_type), **WHOLE_BLOCKS)
+        .map_batches(Stage("credit", partial(credit, algorithm=algorithm)).__call__, **WHOLE_BLOCKS)
+        .map_batches(Stage("deliver", delivery).__call__, **WHOLE_BLOCKS)
     )
 
 
@@ -85,4 +86,5 @@ def judged_dataset(
     """Planned rows, generated and judged."""
     generation = partial(generate, engines=engines, sampling=sampling, self_critic=self_critic, record=record)
     judging = partial(judge_rows, config=judge, record=record, send_ids=send_ids)
-    return rows.map_batches(generation, **WHOLE_BLOCKS).map_batches(judging, **WHOLE_BLOCKS)
+    stages = (Stage("generate", generation), Stage("judge", judging))
+    return rows.map_batches(stages[0].__call__, **WHOLE_BLOCKS).map_batches(stages[1].__call__, **WHOLE_BLOCKS)

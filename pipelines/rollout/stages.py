@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from pipelines.engines.config import Sampling
 from pipelines.engines.pool import EnginePool
 from pipelines.engines.self_critic import SelfCritic
 from pipelines.rollout import schema
+from pipelines.trainer.failures import root_cause
 from pipelines.trainer.link import CoordinatorLink
 from serve import typed_json
 from serve.judge import JudgeConfig
@@ -140,6 +142,30 @@ def deliver(table: pa.Table, coordinator: CoordinatorLink, credit_type: type[Cre
         return table
     coordinator.ask("ingest", table)
     return table.filter(table["keep"])
+
+
+class StageError(RuntimeError):
+    """What went wrong in a stage, in a sentence; `trace` is where."""
+
+    def __init__(self, message: str, trace: str) -> None:
+        super().__init__(message, trace)
+        self.message, self.trace = message, trace
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Stage:
+    """A stage whose errors say which stage they are of, and survive the way to the trainer whole."""
+
+    def __init__(self, name: str, work: Callable[[pa.Table], pa.Table]) -> None:
+        self.name, self._work = name, work
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        try:
+            return self._work(table)
+        except Exception as error:
+            raise StageError(f"stage {self.name}: {root_cause(error)}", traceback.format_exc()) from None
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What a run's folder says of the run: who works in it, and with which configuration it was started."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -11,7 +12,7 @@ from typing import IO, Any
 from pipelines.store.checkpoint import MANIFEST, CheckpointError, read_json
 from pipelines.store.whole_file import write_atomically
 
-CONFIG, LOCK = "config.json", "run.lock"
+CONFIG, LOCK, FAILURE = "config.json", "run.lock", "failure.txt"
 
 
 def lock(folder: str | Path) -> IO[str]:
@@ -51,3 +52,11 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not file.is_file():
         raise CheckpointError(f"{folder}: no {CONFIG} there, so it is no run's folder.")
     return read_json(file)
+
+
+def keep_failure(folder: str | Path, trace: str) -> Path:
+    """Keep where the error was raised that ended the run; returns the file. A full disk keeps nothing, and may be the reason."""
+    file = Path(folder) / FAILURE
+    with contextlib.suppress(OSError):
+        write_atomically(file, trace)
+    return file

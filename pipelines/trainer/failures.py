@@ -22,7 +22,16 @@ def root_cause(error: BaseException) -> str:
             break
         current = inner
     text = str(current).strip() or type(current).__name__
+    if type(current).__module__ == "builtins" and not isinstance(current, RuntimeError | ValueError | OSError):
+        text = f"{type(current).__name__}: {text}"  # a KeyError's text is only the key
     return text if len(text) < 4000 else text[:2000] + " ... " + text[-2000:]
+
+
+def trace_of(error: BaseException) -> str:
+    """Where an error was raised, on the other side of Ray too."""
+    cause = getattr(error, "cause", None)
+    told = getattr(cause, "trace", None)
+    return "".join(traceback.format_exception(error)) if told is None else f"{told}\n{error}"
 
 
 def is_collateral(error: Exception) -> bool:

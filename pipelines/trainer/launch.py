@@ -25,14 +25,14 @@ def run_rank(config: LoopConfig) -> None:
     except CoordinatorDied:
         return  # the driver, which asks it next, says so
     rollouts = ray.train.get_dataset_shard("rollouts")  # its coordinator starts while this process imports the rest
-    from pipelines.trainer.failures import is_collateral, root_cause
+    from pipelines.trainer.failures import is_collateral, root_cause, trace_of
     from pipelines.trainer.loop import Loop
 
     try:
         Loop(config, rollouts).run()
     except Exception as error:
         if not is_collateral(error):
-            config.coordinator.ask("fail", root_cause(error))
+            config.coordinator.ask("fail", root_cause(error), trace_of(error))
         raise
 
 

@@ -27,11 +27,16 @@ from tests.conftest import configure
         ("model.path=nowhere", "no config.json"),
         ("model=folder", "model.path"),
         ("task.train.world=null", "exactly one"),
+        ("algorithm=ac2 task.reward_range=[-1.0,1.0]", "the critic of algorithm=ac2 gives values from 0 to 1; scale"),
+        ("algorithm=ac2 task.reward_range=null reward.path=a.py reward.name=f", "nothing says that the reward function does"),
+        ("algorithm=ac2 algorithm.max_new_tokens=1", "chunk_tokens=16: not below the response budget of 1"),
+        ("algorithm=prefix_grpo algorithm.max_new_tokens=1", "cut_grid=16: not even a response of 1 tokens"),
+        ("task.answer.form=boxd", "task.answer.form=boxd: use one of null, boxed"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_sentence(override, message):
     with pytest.raises(ValueError, match=message) as error:
-        configure(override)
+        configure(*override.split())
     assert "\n" not in str(error.value)
 
 

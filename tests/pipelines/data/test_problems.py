@@ -55,7 +55,6 @@ def test_overlong_prompts_are_dropped_by_the_rollouts_renderer_and_counted(tmp_p
         ({"prompt": []}, "row 1, column 'prompt': it is empty"),
         ({"prompt": [{"role": "user"}]}, "row 1, column 'prompt': message 0"),
         ({"reward_model": {}}, "row 1, column 'reward_model': it has no 'ground_truth'"),
-        ({"extra_info": {}}, "row 1: give every row a 'problem_id'"),
         ({"problem_id": "math/train/0"}, "row 1, column 'problem_id': 'math/train/0' is already"),
     ],
 )

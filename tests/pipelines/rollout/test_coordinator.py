@@ -298,6 +298,7 @@ def test_a_trainer_that_starts_again_takes_the_coordinator_back_with_it(tmp_path
 def test_an_error_that_starting_again_would_not_mend_is_kept(tmp_path):
     coordinator = make(tmp_path)
     assert coordinator.fatal_error() is None
-    coordinator.fail("first")
-    coordinator.fail("second")
-    assert coordinator.fatal_error() == "first"
+    coordinator.fail("first", "line 1")
+    coordinator.fail("second", "line 2")
+    assert coordinator.fatal_error() == f"first\n(traceback in {tmp_path}/failure.txt)"
+    assert (tmp_path / "failure.txt").read_text() == "line 1"
