@@ -192,6 +192,7 @@ def _start_coordinator(
         steps=config.steps,
         logprob_diff_alarm=config.logprob_diff_alarm,
         max_missing_reward=config.max_missing_reward,
+        reward_range=config.task.reward_range,
         evaluation=config.evaluation,
         eval_max_new_tokens=config.task.max_new_tokens,
         sampling=config.sampling,

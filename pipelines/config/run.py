@@ -216,8 +216,8 @@ def _check_rewards(config: RunConfig) -> None:
     given = config.task.reward_range
     if given is None and config.reward.path is not None:
         raise ConfigError(
-            f"task.reward_range=null: the critic of algorithm={config.algorithm.name} gives values from 0 to 1, and nothing says that "
-            "the reward function does; give task.reward_range=[0,1] if it does, and scale its rewards if not."
+            f"task.reward_range=null: the critic of algorithm={config.algorithm.name} gives values from 0 to 1, and nothing says "
+            "that the reward function does; give task.reward_range=[0,1] if it does, and scale its rewards if not."
         )
     if given is not None and not 0 <= given[0] <= given[1] <= 1:
         raise ConfigError(

@@ -8,6 +8,7 @@ import numpy as np
 
 from pipelines.report.page import COLOURS, Page, axes_grid
 from pipelines.report.runs import Configuration
+from pipelines.store.outbox import metric_key
 
 TRAILING = 5  # steps over which AC2's Figure 2 averages
 TERA = 1e12
@@ -43,6 +44,7 @@ def compare(page: Page, configurations: Sequence[Configuration], baseline: str) 
         page.note(f"Without a common evaluation, and left out: {', '.join(left_out)}.")
     _curves(page, shown)
     _scores_table(page, shown)
+    _by_source(page, shown)
     page.heading("Passing the baseline's peak")
     candidates = [one for one in shown if one.label == baseline] + [one for one in shown if one.algorithm == baseline]
     if not candidates:
@@ -74,20 +76,23 @@ def _curves(page: Page, configurations: Sequence[Configuration]) -> None:
             best.plot(k, values, color=colour, marker="o", markersize=4)
     by_flops.set(xlabel="decoding TFLOP", ylabel="validation mean", ylim=(0, 1))
     by_step.set(xlabel="step", ylim=(0, 1))
-    best.set(xlabel="k", ylabel="best of k at the last evaluation", ylim=(0, 1.02))
+    best.set(xlabel="k", ylabel="pass@k or best of k, at the last evaluation", ylim=(0, 1.02))
     by_flops.legend(frameon=False, fontsize=7, loc="best")
     page.figure("score", figure)
     page.text(
-        "Lines are means over seeds, bands reach from the lowest to the highest seed. Best of k is a bootstrap over responses."
+        "Lines are means over seeds, bands reach from the lowest to the highest seed; of several data sources the score is the "
+        "equal mean. The right panel is pass@k, unbiased, where rewards are 0 and 1; elsewhere it is the best of k by bootstrap."
     )
 
 
 def _best_of_k(configuration: Configuration) -> tuple[np.ndarray, np.ndarray]:
-    """k = 1, 2, 4, ... and the bootstrapped best of k at the last common evaluation, mean over seeds."""
+    """k = 1, 2, 4, ... and pass@k (where rewards are 0 and 1) or best of k at the last common evaluation, mean over seeds."""
     metric = configuration.runs[0].score_metric() or ""
-    stem = metric.rsplit("/", 1)[0]
-    names = {1: metric} | {k: f"{stem}/best_at_{k}/mean" for k in (2, 4, 8, 16, 32, 64)}
-    found = {k: configuration.at_evaluations(name)[:, -1].mean() for k, name in names.items()}
+    found = {1: configuration.at_evaluations(metric)[:, -1].mean()}
+    for k in (2, 4, 8, 16, 32, 64):
+        names = (f"val-core/pass@{k}", f"val-core/best@{k}/mean")
+        values = [configuration.at_evaluations(metric_key(name))[:, -1].mean() for name in names]
+        found[k] = next((value for value in values if np.isfinite(value)), np.nan)
     ks = [k for k, value in found.items() if np.isfinite(value)]
     return np.array(ks), np.array([found[k] for k in ks])
 
@@ -112,6 +117,21 @@ def _scores_table(page: Page, configurations: Sequence[Configuration]) -> None:
         )
     header = ["configuration", "seeds", "start", "peak", "seeds at peak", "step", "TFLOP at peak", "last", "TFLOP in all"]
     page.table("scores", header, rows)
+
+
+def _by_source(page: Page, configurations: Sequence[Configuration]) -> None:
+    """Each data source by itself, where there are several: the mean score at the peak of the equal mean, and at the end."""
+    sources = sorted({source for one in configurations for run in one.runs for source in run.sources()})
+    if len(sources) < 2:
+        return
+    rows = []
+    for one in configurations:
+        at = int(one.at_evaluations().mean(0).argmax())
+        n = (one.runs[0].score_metric() or "").rpartition("_")[2]
+        for source in sources:
+            scores = one.at_evaluations(metric_key(f"val-core/{source}/acc/mean@{n}")).mean(0)
+            rows.append([one.label, source, *(float(scores[i]) if np.isfinite(scores[i]) else None for i in (0, at, -1))])
+    page.table("sources", ["configuration", "data source", "start", "at the peak of the mean", "last"], rows)
 
 
 def _crossings(page: Page, configurations: Sequence[Configuration], reference: Configuration) -> None:

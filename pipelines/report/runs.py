@@ -33,8 +33,13 @@ class Run:
         return steps, np.array([history[step] for step in steps.tolist()], float)
 
     def score_metric(self) -> str | None:
-        """Its validation mean@n."""
-        return next((name for name in sorted(self.metrics) if re.fullmatch(r"val-core/.*/acc/mean_at_\d+", name)), None)
+        """Its validation mean@n, the equal mean over data sources."""
+        return next((name for name in sorted(self.metrics) if re.fullmatch(r"val-core/mean_at_\d+", name)), None)
+
+    def sources(self) -> list[str]:
+        """The data sources of its validation problems."""
+        found = (re.fullmatch(r"val-core/(.*)/acc/mean_at_\d+", name) for name in self.metrics)
+        return sorted(match[1] for match in found if match)
 
 
 @dataclass

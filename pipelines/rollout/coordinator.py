@@ -17,7 +17,7 @@ from algorithms.types import Problem, PromptRow, Recalled, StoredTrajectory
 from pipelines.engines.config import Sampling
 from pipelines.rollout import schema
 from pipelines.rollout.cursor import PromptCursor
-from pipelines.rollout.metrics import light_rows, observed_groups, rollout_metrics, sample_rows
+from pipelines.rollout.metrics import light_rows, nothing_learnt, observed_groups, rollout_metrics, sample_rows
 from pipelines.rollout.plan import EVAL_ROWS, plan_table
 from pipelines.rollout.record import StepRecord
 from pipelines.rollout.run_buffer import BufferPlace, RunBuffer
@@ -38,6 +38,7 @@ class CoordinatorConfig:
     steps: int
     logprob_diff_alarm: float
     max_missing_reward: float
+    reward_range: tuple[float, float] | None
     evaluation: EvaluationConfig
     eval_max_new_tokens: int
     sampling: Sampling
@@ -209,7 +210,7 @@ class Coordinator:
         rows = light_rows(table)
         if self._replay is not None:
             self._replay.fill(table, asdict(self._config.sampling))
-        metrics = rollout_metrics(rows, self._cost) | (record.observed or {}) | trainer_metrics
+        metrics = rollout_metrics(rows, self._cost, self._config.reward_range) | (record.observed or {}) | trainer_metrics
         metrics |= {name: end - start for name, (start, end) in record.spans.items()}
         self._totals["decode/flops_total"] += metrics["decode/flops"]
         self._totals["decode/tokens_total"] += metrics["decode/tokens"]
@@ -268,11 +269,7 @@ class Coordinator:
 
     def _warnings(self) -> list[str]:
         found = [] if self._replay is None else [f"replay buffer file skipped: {why}" for why in self._replay.buffer.skipped]
-        if self._last.get("actor/empty_minibatches"):
-            found.append(
-                f"step {self._last['training/global_step']:.0f}: an actor minibatch had no response to learn from (all truncated "
-                "and filtered, or without a reward), so its step was skipped"
-            )
+        found += nothing_learnt(self._last)
         return found + (self.memory.warnings() if self.memory is not None else [])
 
     def checkpointed(self, step: int, path: str) -> None:

@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 from algorithms.flops import DecodingCost
 from algorithms.types import Credit, ObservedGroup, further_fields
 
+ENDS = ("self_scored", "endpoint_value", "reward")
+CLOSE = 1e-6  # rewards are kept as float32
 TOKENS = ("prompt_ids", "prefix_ids", "response_ids", "rollout_logprobs", "response_text", "reference_ids")
 
 
@@ -64,8 +66,10 @@ def sample_rows(table: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def rollout_metrics(rows: list[dict[str, Any]], cost: DecodingCost) -> dict[str, float]:
-    """Scores, lengths, truncation and decoding cost of one step's light rows.
+def rollout_metrics(
+    rows: list[dict[str, Any]], cost: DecodingCost, reward_range: tuple[float, float] | None = None
+) -> dict[str, float]:
+    """Scores, lengths, truncation and decoding cost of one step's light rows; `reward_range` says when a problem is solved.
 
     Refill rows, which only fill the replay buffer, count in the cost and in what the judge missed, and have a score of their own.
     """
@@ -83,10 +87,10 @@ def rollout_metrics(rows: list[dict[str, Any]], cost: DecodingCost) -> dict[str,
         scores, lengths = _rewards(refill), _lengths(refill)
         metrics |= _spread(_known(scores), "refill/score/mean", "refill/score/max", "refill/score/min")
         metrics |= _spread(lengths, "refill/response_length/mean", "refill/response_length/max", "refill/response_length/min")
-    return metrics | _trained_metrics([row for row in rows if row["purpose"] != "refill"])
+    return metrics | _trained_metrics([row for row in rows if row["purpose"] != "refill"], reward_range)
 
 
-def _trained_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _trained_metrics(rows: list[dict[str, Any]], reward_range: tuple[float, float] | None) -> dict[str, float]:
     rewards, truncated = _rewards(rows), _flags(rows, "truncated")
     advantages = np.array([a for row in rows for a in row["advantages"]])
     completed = rewards[~truncated & ~np.isnan(rewards)]
@@ -103,17 +107,41 @@ def _trained_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
         metrics["prefix_length/empty_fraction"] = float((prefixes == 0).mean())
     return metrics | {
         "response_length/clip_ratio": float(truncated.mean()),
-        "reward/flat_group_fraction": float(np.mean([_flat(row) for row in rows])),
+        **_group_fractions(rows, reward_range or (0.0, 1.0)),
         "actor/masked_fraction": float(1 - _flags(rows, "actor_mask").mean()),
         "training/groups": float(len(rows)),
     }
 
 
-def _flat(row: dict[str, Any]) -> bool:
-    """Whether a group's ends are all worth the same, so that its continuations tell nothing apart."""
-    ends = zip(row["self_scored"], row["endpoint_value"], row["reward"], strict=True)
-    known = {value if owned else reward for owned, value, reward in ends} - {None}
-    return len(known) < 2
+def nothing_learnt(metrics: dict[str, float]) -> list[str]:
+    """Why a step taught the actor nothing, or a part of it did not; from the step's metrics."""
+    step, groups = metrics.get("training/global_step", 0.0), metrics.get("training/groups", 0.0)
+    if groups and metrics.get("training/filter_groups/dropped") == groups:
+        solved, unsolved = metrics["reward/frac_solved"], metrics["reward/frac_unsolved"]
+        return [
+            f"step {step:.0f}: dynamic sampling kept none of {groups:.0f} groups, as the rewards within each were equal ("
+            f"{solved:.0%} solved, {unsolved:.0%} unsolved), so the actor learnt nothing; the problems may be too easy or too hard"
+        ]
+    if metrics.get("actor/empty_minibatches"):
+        return [
+            f"step {step:.0f}: an actor minibatch had no response to learn from (all truncated and filtered, or without a reward), "
+            "so its step was skipped"
+        ]
+    return []
+
+
+def _group_fractions(rows: list[dict[str, Any]], reward_range: tuple[float, float]) -> dict[str, float]:
+    """Groups whose ends are all worth the same, so that they tell nothing apart, and those of them at the range's ends."""
+    worth = [
+        {value if owned else reward for owned, value, reward in zip(*(row[name] for name in ENDS), strict=True)} - {None}
+        for row in rows
+    ]
+    low, high = reward_range
+    return {
+        "reward/frac_reward_zero_std": float(np.mean([len(known) < 2 for known in worth])),
+        "reward/frac_solved": float(np.mean([bool(known) and min(known) >= high - CLOSE for known in worth])),
+        "reward/frac_unsolved": float(np.mean([bool(known) and max(known) <= low + CLOSE for known in worth])),
+    }
 
 
 def _self_critic_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""How good a policy is: mean@n and bootstrapped best@k over validation problems."""
+"""How good a policy is: mean@n, bootstrapped best@k and unbiased pass@k over validation problems."""
 
 import math
 from dataclasses import dataclass
@@ -28,24 +28,41 @@ class EvaluationConfig:
 
 
 def evaluation_metrics(rows: list[dict[str, Any]], n: int, bootstrap: int = 1000, seed: int = 0) -> dict[str, float]:
-    """Per data source `val-core/<source>/acc/mean@n` and `best@k/mean` for k = 2, 4, ... n, by bootstrap over each problem's
-    responses (verl's names). Responses the judge could not score are left out and counted."""
+    """mean@n, and best@k and pass@k for k = 2, 4, ... n: of each data source, and the equal mean of sources where all have it.
+
+    Names are verl's. Responses the judge could not score are left out and counted.
+    """
     rng = np.random.default_rng(seed)
     metrics: dict[str, float] = {}
+    shared: dict[str, list[float]] = {}
+    sources = 0
+
+    def note(own: str, everywhere: str, values: list[float]) -> None:
+        metrics[own] = float(np.mean(values))
+        shared.setdefault(everywhere, []).append(metrics[own])
+
     for source in sorted({row["data_source"] for row in rows}):
         scores = [np.array([r for r in row["reward"] if r is not None], float) for row in rows if row["data_source"] == source]
-        missing = sum(row["n"] for row in rows if row["data_source"] == source) - sum(map(len, scores))
+        metrics[f"val-aux/{source}/missing"] = float(n * len(scores) - sum(map(len, scores)))
         scored = [values for values in scores if len(values)]
-        metrics[f"val-aux/{source}/missing"] = float(missing)
         if not scored:
             continue
-        metrics[f"val-core/{source}/acc/mean@{n}"] = float(np.mean([values.mean() for values in scored]))
-        k = 2
-        while k <= n:
-            best = [rng.choice(values, (bootstrap, k)).max(axis=1).mean() for values in scored]
-            metrics[f"val-core/{source}/acc/best@{k}/mean"] = float(np.mean(best))
-            k *= 2
-    return metrics
+        sources += 1
+        note(f"val-core/{source}/acc/mean@{n}", f"val-core/mean@{n}", [float(values.mean()) for values in scored])
+        right_or_wrong = all(np.isin(values, (0.0, 1.0)).all() for values in scored)
+        for k in (2**i for i in range(1, n.bit_length()) if 2**i <= n):
+            best = [float(rng.choice(values, (bootstrap, k)).max(axis=1).mean()) for values in scored]
+            note(f"val-core/{source}/acc/best@{k}/mean", f"val-core/best@{k}/mean", best)
+            if right_or_wrong and (enough := [values for values in scored if len(values) >= k]):
+                chances = [pass_at(len(values), int(values.sum()), k) for values in enough]
+                note(f"val-core/{source}/acc/pass@{k}", f"val-core/pass@{k}", chances)
+    return metrics | {name: float(np.mean(values)) for name, values in shared.items() if len(values) == sources}
+
+
+def pass_at(n: int, right: int, k: int) -> float:
+    """The chance that k of n responses, drawn without replacement, hold one of those that are right: `1 - C(n-c, k) / C(n, k)`,
+    unbiased for the chance of k fresh ones (Chen et al. 2021, equation 1)."""
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
 def check_missing(step: int, rows: list[dict[str, Any]], fraction: float, most: float) -> None:
@@ -66,6 +83,5 @@ def check_scored(rows: list[dict[str, Any]]) -> None:
 
 
 def mean_score(metrics: dict[str, float], n: int) -> float:
-    """The mean@n over data sources: the one number by which checkpoints are ranked; NaN without any."""
-    means = [value for name, value in metrics.items() if name.endswith(f"/mean@{n}")]
-    return float(np.mean(means)) if means else float("nan")
+    """The equal mean of mean@n over data sources: the one number by which checkpoints are ranked; NaN without any."""
+    return metrics.get(f"val-core/mean@{n}", float("nan"))

@@ -1,5 +1,6 @@
 """What a run has for MLflow, in a file first: nothing is lost while the server is away, and any process can send the rest later."""
 
+import hashlib
 import re
 import time
 from collections import Counter
@@ -8,10 +9,11 @@ from typing import Any
 
 from pipelines.store.journal import Journal
 
-_UNSAFE = re.compile(r"[^\w/.\- ]")
+_UNSAFE = re.compile(r"[^a-zA-Z0-9_/.\- ]")
 # A password in a URL, and what follows the names that secrets have in queries.
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]*(?=@)")
 _QUERY = re.compile(r"(?<=[?&])(\w*(?:token|key|secret|password|sig)=)[^&\s]+", re.I)
+KEY_LENGTH = 250
 PARAMS_PER_CALL, PARAM_LENGTH, METRICS_PER_CALL = 100, 500, 1000
 STEP = "training/global_step"  # every training step logs it, once
 RUN_KEY = "run_key"  # tag by which a run is found again, should its creation have been cut short
@@ -20,8 +22,15 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 
 
 def metric_key(name: str) -> str:
-    """A metric name MLflow accepts: `@` becomes `_at_`, anything else unusual an underscore."""
-    return _UNSAFE.sub("_", name.replace("@", "_at_"))
+    """A metric name MLflow accepts: `@` becomes `_at_`, anything else unusual an underscore, and so an empty part of the path.
+
+    What is longer than MLflow takes ends in a digest of the whole.
+    """
+    parts = _UNSAFE.sub("_", name.replace("@", "_at_")).split("/")
+    key = "/".join("_" * max(len(part), 1) if not part.strip(".") else part for part in parts)
+    if len(key) <= KEY_LENGTH:
+        return key
+    return f"{key[: KEY_LENGTH - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def masked(text: str) -> str:

@@ -12,9 +12,10 @@ NAME = re.compile(r"[a-z][a-z0-9_-]*(/[a-z0-9_@{}]+)+")
 def literals(file: Path) -> set[str]:
     """The strings of a file, f-strings as they are written."""
     source = file.read_text()
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+    found, tree = set(), ast.parse(source)
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
             found.add(node.value)
         if isinstance(node, ast.JoinedStr):
             found.add((ast.get_source_segment(source, node) or "")[2:-1])

@@ -75,7 +75,9 @@ def store(tmp_path_factory) -> str:
         with mlflow.start_run():  # named at random
             mlflow.log_params({"algorithm.name": name[:-2], "seed": seed, "tracking.run_name": name, "cluster.learner.ranks": 2})
             for step, (score, spent) in enumerate(((0.3, None), (0.5, flops / 2), (final, flops))):
-                values = {"val-core/w/acc/mean_at_4": score, "val-core/w/acc/best_at_4/mean": min(1, score + 0.1)}
+                values = {"val-core/mean_at_4": score, "val-core/best_at_4/mean": min(1, score + 0.1)}
+                # One source is no better than the other's peak where the mean is.
+                values |= {"val-core/a/acc/mean_at_4": score / 2, "val-core/b/acc/mean_at_4": score * 1.5}
                 values |= (
                     {} if spent is None else {"decode/flops_total": spent, "decode/flops": flops / 2, "timing_s/step": 5.0 + step}
                 )
@@ -97,6 +99,9 @@ def test_a_comparison_from_a_real_store(store, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "2.50x" in printed  # 10 against 4 TFLOP
     assert "0.850" in printed
+    assert "at the peak of the mean" in printed
+    assert "0.425" in printed
+    assert "1.275" in printed
     assert out.read_text().count("data:image/png;base64,") == 3  # score and both kinds of critic; a line of costs needs more steps
     assert "Rollouts and the critic model" in out.read_text()
     client = mlflow.MlflowClient(store)
