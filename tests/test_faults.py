@@ -1,5 +1,6 @@
 """Parts of whole training runs that are killed, for real: the run goes on, no row is lost or counted twice."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -11,9 +12,13 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 import ray
+from ray import serve
+from reasoning_gym import create_dataset
 
-from tests.commands import DEADLINE_S, SMALL, command
+from serve.judge import APP_NAME, DEPLOYMENT
+from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, command
 from tests.distributed import free_port
+from tests.hostile.test_answers import ENDLESS, PAYLOADS
 
 pytestmark = pytest.mark.faults
 
@@ -155,3 +160,30 @@ def test_a_full_disk_ends_a_run_with_a_sentence_and_it_is_resumed(tmp_path):
         assert again.returncode == 0, again.stderr
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_hostile_responses_beside_a_run_lose_no_good_verdict_of_either(joined, tmp_path):
+    """A thousand of them, in the judge that the run itself asks; the run's own rewards and the good ones between them all come."""
+    entry = create_dataset("countdown", size=1, seed=1)[0]
+    run = Run(tmp_path, "steps=6", "evaluation.every=0", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", ONE_ENGINE)
+    run.wait_for_step(1)
+    hostile = [("math", text) for _, _, text in list(ENDLESS.values())[:8]]
+    hostile += [("reasoning_gym/countdown", f"<answer>{payload}</answer>") for payload in PAYLOADS.values()]
+    good = [
+        ("math", "\\boxed{33}"),
+        ("chain_arithmetic", "#33"),
+        ("reasoning_gym/countdown", f"<answer>{entry['answer']}</answer>"),
+    ]
+    texts = list(itertools.islice(itertools.cycle(hostile), 1000))
+    for i in range(99):
+        texts.insert(11 * i, good[i % 3])
+    items = [
+        {"data_source": source, "response": text, "ground_truth": "33", "extra_info": {"entry": entry}} for source, text in texts
+    ]
+    judge = serve.get_deployment_handle(DEPLOYMENT, app_name=APP_NAME)
+    verdicts = judge.score_batch.remote(items, deadline_s=300).result(timeout_s=330)
+    assert [verdicts[11 * i] for i in range(99)] == [{"reward": 1.0, "status": "ok"}] * 99
+    assert run.process.wait(timeout=DEADLINE_S) == 0, run.log.read_text()
+    for step in range(1, 7):
+        table = pq.read_table(run.output / "rollouts" / f"step_{step:06d}.parquet")
+        assert all(reward is not None for group in table["reward"].to_pylist() for reward in group)

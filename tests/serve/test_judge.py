@@ -95,12 +95,12 @@ def test_people_do_not_hold_up_training(settings, token_file):
 
 
 def test_slow_answers_lose_themselves_alone(settings):
-    """The case that was seen: eight of 38 took for ever, and all 38 and the next batch were lost."""
-    items = [item(SLOW if i % 5 == 0 else "\\boxed{33}", "math") for i in range(38)]
-    for _ in range(2):
+    """The cases that were seen: eight of 38 took for ever, and all 38 and the next batch were lost; 13 before 115 right ones."""
+    for slow in (range(0, 38, 5), range(13)):
+        items = [item(SLOW if i in slow else "\\boxed{33}", "math") for i in range(38 if slow.step > 1 else 128)]
         verdicts = _ask_judge(items, settings)
-        assert [v["reward"] for v in verdicts] == [None if i % 5 == 0 else 1.0 for i in range(38)]
-        assert all(v["status"].startswith("timeout") for v in verdicts[::5])
+        assert [v["reward"] for v in verdicts] == [None if i in slow else 1.0 for i in range(len(items))]
+        assert all(verdicts[i]["status"].startswith("timeout") for i in slow)
 
 
 def test_a_thousand_hostile_responses_lose_no_good_verdict(settings):
