@@ -179,22 +179,25 @@ class AC2(Algorithm):
     def observe(self, memory: AC2Memory, groups: list[ObservedGroup], rng: np.random.Generator) -> Metrics:
         """Take a step's groups, in their order. Readiness sees the bank as it was before this step's additions."""
         sampled = [group for group in groups if group.purpose != "refill"]
-        were_ready = [memory.readiness.is_ready(group.problem_id) for group in sampled]
-        errors, audits = [], []
+        sizes = np.array([len(group.rewards) for group in sampled])  # a state without a group has a row for each of its chunks
+        were_ready = np.array([memory.readiness.is_ready(group.problem_id) for group in sampled])
+        predictions, audits = [], []
         for group in sampled:
             target = group.credit["self_critic_target"]
-            if target is None:
-                continue
-            error = value_error(group.prefix_value, target)
-            errors.append(PrefixError(group.problem_id, group.prefix_value, error))
-            memory.add_pair(group, target, group.credit["return_std"])
-            if group.purpose == "audit":
+            error = None if target is None else value_error(group.prefix_value, target)
+            if target is None and len(group.rewards) == 1 and group.prefix_value is None:
+                error = 1.0  # an invalid baseline is left out of target and loss, and is an error all the same
+            predictions.append(PrefixError(group.problem_id, group.prefix_value, error))
+            if target is not None:
+                memory.add_pair(group, target, group.credit["return_std"])
+            if group.purpose == "audit" and error is not None:
                 audits.append(error)
-        new = memory.readiness.complete_step(errors, memory.bank)
+        new = memory.readiness.complete_step(predictions, memory.bank)
         memory.add_references(groups, self.reference_reward, rng)
-        observed = observed_metrics(memory, errors, sampled)
+        observed = observed_metrics(memory, [one.error for one in predictions if one.error is not None], sampled)
         memory.note_answers([group.prefix_value for group in sampled], observed.get("ac2/rank_correlation"))
-        metrics = {"ac2/newly_ready": float(len(new)), "ac2/ready_fraction": float(np.mean(were_ready)) if were_ready else 0.0}
+        ready_fraction = float(sizes[were_ready].sum() / sizes.sum()) if sampled else 0.0
+        metrics = {"ac2/newly_ready": float(len(new)), "ac2/ready_fraction": ready_fraction}
         if audits:
             metrics["ac2/audit_mae"] = float(np.mean(audits))
         return metrics | observed

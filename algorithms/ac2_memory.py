@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from algorithms.noise import inequality, noise_weights
-from algorithms.readiness import PrefixError, Readiness, ReadinessConfig
+from algorithms.readiness import Readiness, ReadinessConfig
 from algorithms.schedules import EntropyControl, SelfCriticRate
 from algorithms.self_critic import SelfCriticPrompt
 from algorithms.types import Lesson, Metrics, ObservedGroup, Recalled
@@ -218,7 +218,7 @@ def unpacked(name: str, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     return np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1]) if len(arrays[f"{name}_lengths"]) else []
 
 
-def observed_metrics(memory: AC2Memory, errors: Sequence[PrefixError], groups: Sequence[ObservedGroup]) -> Metrics:
+def observed_metrics(memory: AC2Memory, errors: Sequence[float], groups: Sequence[ObservedGroup]) -> Metrics:
     """What shows whether the critic may be trusted, and whether it is more than a constant (AC2 Figure 2)."""
     found: dict[str, Any] = {
         "ac2/references": len(memory.bank),
@@ -229,7 +229,7 @@ def observed_metrics(memory: AC2Memory, errors: Sequence[PrefixError], groups: S
         found["ac2/invalid_prefix_fraction"] = np.mean([g.prefix_value is None for g in groups])
         found["ac2/targetless_fraction"] = np.mean([g.credit["self_critic_target"] is None for g in groups])
     if errors:
-        found["ac2/critic_mae"] = np.mean([e.error for e in errors])
+        found["ac2/critic_mae"] = np.mean(errors)
         found["ac2/global_error"] = memory.readiness.global_error()
     answered = [(g.prefix_value, g.credit["self_critic_target"]) for g in groups]
     valid = np.array([pair for pair in answered if None not in pair])

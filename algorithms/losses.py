@@ -12,6 +12,7 @@ from torch import Tensor
 from algorithms.types import TokenBatch
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) is finite in float32; what is clamped is counted
+LOW_VAR_KL_LIMIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def cispo_loss(ratio: Tensor, logprobs: Tensor, advantages: Tensor, clip_low: fl
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
-    """Per-token estimate of KL(policy || reference) from samples of the policy (Schulman, 2020): k1, k2 or k3."""
+    """Per-token estimate of KL(policy || reference) from samples of the policy: k1, k2 or k3 (Schulman, 2020), or verl's
+    `low_var_kl`, which is k3 within [-10, 10] and has no gradient beyond."""
     log_ratio, _ = clamped_log_ratio(ref_logprobs - logprobs)
     if estimator == "k1":
         return -log_ratio
@@ -87,6 +89,8 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
         return 0.5 * log_ratio.square()
     if estimator == "k3":
         return log_ratio.exp() - 1 - log_ratio
+    if estimator == "low_var_kl":
+        return (log_ratio.exp() - 1 - log_ratio).clamp(-LOW_VAR_KL_LIMIT, LOW_VAR_KL_LIMIT)
     raise ValueError(f"unknown KL estimator {estimator!r}")
 
 

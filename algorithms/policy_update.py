@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # What each setting may be.
 CHOICES = {
     "loss_aggregation": ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
-    "kl_estimator": ("none", "k1", "k2", "k3"),
+    "kl_estimator": ("none", "k1", "k2", "k3", "low_var_kl"),
     "surrogate": ("clip", "cispo"),
     "importance_ratio": ("token", "sequence"),
 }

@@ -30,7 +30,7 @@ class PrefixError:
 
     problem_id: str
     prediction: float | None  # None: no grid value
-    error: float
+    error: float | None  # None: there was no target to compare it with
 
 
 @dataclass
@@ -56,19 +56,21 @@ class Readiness:
     def globally_ready(self) -> bool:
         return _below(self.global_error(), self.config.global_threshold)
 
-    def complete_step(self, errors: Sequence[PrefixError], solved: Container[str]) -> set[str]:
-        """Take a step's errors and return the problems that become ready.
+    def complete_step(self, predictions: Sequence[PrefixError], solved: Container[str]) -> set[str]:
+        """Take a step's predictions and return the problems that become ready.
 
         `solved` is the reference bank as it was before this step's additions. A problem whose prefixes were several in a step is
         remembered by their mean error.
         """
         by_problem: dict[str, list[float]] = {}
-        for one in errors:
-            by_problem.setdefault(one.problem_id, []).append(one.error)
+        for one in predictions:
+            if one.error is not None:
+                by_problem.setdefault(one.problem_id, []).append(one.error)
             if one.prediction:
                 self.nonzero.add(one.problem_id)
         self.last_error |= {problem: float(np.mean(values)) for problem, values in by_problem.items()}
-        self.recent = [*self.recent, (sum(one.error for one in errors), len(errors))][-self.config.window :]
+        errors = [error for values in by_problem.values() for error in values]
+        self.recent = [*self.recent, (sum(errors), len(errors))][-self.config.window :]
         self.everything = self.everything or (self.globally_ready() and not self.config.local)
         if not self.globally_ready() or self.everything:
             return set()

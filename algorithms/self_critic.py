@@ -11,6 +11,7 @@ LEVELS = 10
 VALUES = tuple(i / LEVELS for i in range(LEVELS + 1))  # 0, 0.1, ..., 1
 MAX_ANSWER_TOKENS = 4  # what the self-critic may generate, the end of its turn included
 
+TIE = 1e-5  # rewards come with six or seven digits: a mean this close above a tie is the tie
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 
 
@@ -18,7 +19,7 @@ def round_to_grid(value: float) -> float:
     """The nearest grid value, ties down (0.25 becomes 0.2)."""
     if not 0 <= value <= 1:
         raise ValueError(f"a value of {value} is not between 0 and 1.")
-    return VALUES[max(0, math.ceil(LEVELS * value - 0.5 - 1e-9))]  # means of tenths are off by binary fractions
+    return VALUES[max(0, math.ceil(LEVELS * value - 0.5 - TIE))]
 
 
 def parse_value(text: str) -> float | None:

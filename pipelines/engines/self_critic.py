@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from algorithms.self_critic import MAX_ANSWER_TOKENS, SelfCriticPrompt
+from serve.verifiers.answer_form import after_thinking
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,17 @@ class SelfCritic:
     def scores(self, request: dict[str, Any], text: str, reason: str) -> bool:
         """Whether a continuation's end is the self-critic's: cut off at the end of a chunk, without a complete answer.
 
-        AC2 Appendix C, Readiness and auditing.
+        An answer stands after the thinking section; a model that thinks and has not ended it has none, whatever it quotes (AC2
+        Appendix C, Readiness and auditing).
         """
-        answered = self.complete_answer is not None and re.search(self.complete_answer, text) is not None
-        return bool(request["chunk"]) and reason == "length" and not answered
+        return bool(request["chunk"]) and reason == "length" and not self._answered(text)
+
+    def _answered(self, text: str) -> bool:
+        if self.complete_answer is None:
+            return False
+        thinks = len(self.prompt.close_thinking) > 0  # its template may have opened the section in the prompt
+        final = None if thinks and "</think>" not in text else after_thinking(text)
+        return final is not None and re.search(self.complete_answer, final) is not None
 
     def context(self, request: dict[str, Any], response: Sequence[int]) -> tuple[list[int] | None, bool]:
         """The prompt at a state and whether the reference had to be left out; no prompt where even that is too long."""

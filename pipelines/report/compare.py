@@ -90,7 +90,7 @@ def _best_of_k(configuration: Configuration) -> tuple[np.ndarray, np.ndarray]:
     metric = configuration.runs[0].score_metric() or ""
     found = {1: configuration.at_evaluations(metric)[:, -1].mean()}
     for k in (2, 4, 8, 16, 32, 64):
-        names = (f"val-core/pass@{k}", f"val-core/best@{k}/mean")
+        names = (f"val-core/mean/acc/pass@{k}", f"val-core/mean/acc/best@{k}/mean")
         values = [configuration.at_evaluations(metric_key(name))[:, -1].mean() for name in names]
         found[k] = next((value for value in values if np.isfinite(value)), np.nan)
     ks = [k for k, value in found.items() if np.isfinite(value)]

@@ -34,12 +34,12 @@ class Run:
 
     def score_metric(self) -> str | None:
         """Its validation mean@n, the equal mean over data sources."""
-        return next((name for name in sorted(self.metrics) if re.fullmatch(r"val-core/mean_at_\d+", name)), None)
+        return next((name for name in sorted(self.metrics) if re.fullmatch(r"val-core/mean/acc/mean_at_\d+", name)), None)
 
     def sources(self) -> list[str]:
         """The data sources of its validation problems."""
         found = (re.fullmatch(r"val-core/(.*)/acc/mean_at_\d+", name) for name in self.metrics)
-        return sorted(match[1] for match in found if match)
+        return sorted(match[1] for match in found if match and match[1] != "mean")
 
 
 @dataclass

@@ -48,14 +48,14 @@ def evaluation_metrics(rows: list[dict[str, Any]], n: int, bootstrap: int = 1000
         if not scored:
             continue
         sources += 1
-        note(f"val-core/{source}/acc/mean@{n}", f"val-core/mean@{n}", [float(values.mean()) for values in scored])
+        note(f"val-core/{source}/acc/mean@{n}", f"val-core/mean/acc/mean@{n}", [float(values.mean()) for values in scored])
         right_or_wrong = all(np.isin(values, (0.0, 1.0)).all() for values in scored)
         for k in (2**i for i in range(1, n.bit_length()) if 2**i <= n):
             best = [float(rng.choice(values, (bootstrap, k)).max(axis=1).mean()) for values in scored]
-            note(f"val-core/{source}/acc/best@{k}/mean", f"val-core/best@{k}/mean", best)
+            note(f"val-core/{source}/acc/best@{k}/mean", f"val-core/mean/acc/best@{k}/mean", best)
             if right_or_wrong and (enough := [values for values in scored if len(values) >= k]):
                 chances = [pass_at(len(values), int(values.sum()), k) for values in enough]
-                note(f"val-core/{source}/acc/pass@{k}", f"val-core/pass@{k}", chances)
+                note(f"val-core/{source}/acc/pass@{k}", f"val-core/mean/acc/pass@{k}", chances)
     return metrics | {name: float(np.mean(values)) for name, values in shared.items() if len(values) == sources}
 
 
@@ -84,4 +84,4 @@ def check_scored(rows: list[dict[str, Any]]) -> None:
 
 def mean_score(metrics: dict[str, float], n: int) -> float:
     """The equal mean of mean@n over data sources: the one number by which checkpoints are ranked; NaN without any."""
-    return metrics.get(f"val-core/mean@{n}", float("nan"))
+    return metrics.get(f"val-core/mean/acc/mean@{n}", float("nan"))

@@ -127,7 +127,7 @@ def rolled_out(table, world, step):
     for row in table.to_pylist():
         prefix, problem = tuple(row["prefix_ids"]), row["problem_id"]
         made = world.continuations(step, problem, prefix, row["n"], row["max_new_tokens"])
-        texts = ["<answer>" if ANSWERED in ids else "" for ids, _, _ in made]
+        texts = ["</think><answer>" if ANSWERED in ids else "" for ids, _, _ in made]
         owned = [queries.scores(row, text, reason) for (_, reason, _), text in zip(made, texts, strict=True)]
         columns["response_ids"].append([list(ids) for ids, _, _ in made])
         columns["response_text"].append(texts)
@@ -468,3 +468,26 @@ def test_a_stale_buffer_is_filled_at_once_and_a_correct_only_one_keeps_the_corre
     for step in range(1, 8):
         real_step(coordinator, correct, world, step)
     assert {t.reward for t in coordinator.trajectories()} == {1.0}
+
+
+def seen(problem, size, prediction=0.5, target=0.5):
+    ids = np.array([1, 2])
+    credit = {"self_critic_target": target, "return_std": 0.0}
+    return ObservedGroup(problem, "train", ids, ids[:0], prediction, np.full(size, np.nan), credit, lambda i: ids)
+
+
+def test_the_ready_fraction_counts_states_and_not_their_chunks(tmp_path):
+    """Figure 8: without groups 35 of 192 sampled problems are ready, and each of them is 16 rows."""
+    coordinator = coordinator_of(tmp_path, chosen := algorithm(group_size=16, grouped=False, audit_fraction=0.0))
+    memory = coordinator.memory
+    memory.readiness.ready = {f"r{i}" for i in range(35)}
+    groups = [seen(f"r{i}", 1) for i in range(35) for _ in range(16)] + [seen(f"u{i}", 16) for i in range(157)]
+    assert chosen.observe(memory, groups, np.random.default_rng(0))["ac2/ready_fraction"] == pytest.approx(35 / 192)
+
+
+def test_an_invalid_baseline_without_a_group_is_an_error_of_one_and_no_pair(tmp_path):
+    coordinator = coordinator_of(tmp_path, chosen := algorithm(group_size=16, grouped=False, audit_fraction=0.0))
+    groups = [*[seen("p", 1, prediction=None, target=None)] * 3, seen("p", 1)]
+    metrics = chosen.observe(coordinator.memory, groups, np.random.default_rng(0))
+    assert metrics["ac2/critic_mae"] == coordinator.memory.readiness.global_error() == 0.75
+    assert len(coordinator.memory.pairs) == 1

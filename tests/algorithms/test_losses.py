@@ -56,6 +56,17 @@ def test_kl_estimators_by_hand():
     assert kl_penalty(new, ref, "k3").item() == pytest.approx(0.5 - 1 + math.log(2))
 
 
+def test_low_var_kl_is_clamped_and_k3_is_not():
+    """A log-ratio of 10: 22,015.5 unclamped; 10 without a gradient as verl has it."""
+    ref = torch.tensor([10.0, 1.0])
+    for estimator, value, gradient in (("k3", math.exp(10) - 11, 1 - math.exp(10)), ("low_var_kl", 10.0, 0.0)):
+        new = torch.zeros(2, requires_grad=True)
+        estimate = kl_penalty(new, ref, estimator)
+        estimate.sum().backward()
+        assert estimate.tolist() == pytest.approx([value, math.e - 2])
+        assert new.grad.tolist() == pytest.approx([gradient, 1 - math.e])
+
+
 def test_k1_and_k3_are_unbiased():
     """Their expectation under the policy is the KL divergence."""
     p, q = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.3, 0.3, 0.4])

@@ -56,6 +56,17 @@ def test_the_last_error_counts_and_a_nonzero_answer_may_be_an_older_one():
     assert state.complete_step([error("p", 0.1, 0.0)], {"p"}) == {"p"}
 
 
+def test_every_prediction_counts():
+    """Three invalid baselines and a perfect one: a mean error of 0.75. A state without a target has no error, but an answer."""
+    state = Readiness(PAPER)
+    state.complete_step([*[error("p", 1.0, None)] * 3, error("p", 0.0)], set())
+    assert state.global_error() == 0.75
+    state = Readiness(PAPER)
+    state.complete_step([error("p", None, 0.4), error("q", 0.1, 0.0)], {"p"})
+    assert state.global_error() == 0.1
+    assert state.complete_step([error("p", 0.1, 0.0)], {"p"}) == {"p"}
+
+
 def test_without_local_readiness_the_global_error_decides_for_all():
     state = Readiness(ReadinessConfig(0.20, 0.18, 5, local=False))
     state.complete_step([error("p", 0.1)], set())

@@ -1,6 +1,8 @@
 """The critic's grid, prompt, targets and advantages, with numbers worked out by hand from AC2's appendix."""
 
+import itertools
 from decimal import ROUND_HALF_DOWN, Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -31,6 +33,26 @@ def test_ties_go_down_whatever_binary_fractions_make_of_them():
     assert round_to_grid(sum([0.1] * 8 + [0.2] * 8) / 16) == 0.1  # 0.15 in sixteenths of a group
     with pytest.raises(ValueError, match="not between 0 and 1"):
         round_to_grid(1.01)
+
+
+def float32(value):
+    """A reward as it comes from its float32 column."""
+    return float(str(np.float32(value)))
+
+
+@pytest.mark.parametrize("denominator", [7, 10])
+@pytest.mark.parametrize("size", [8, 16])
+def test_targets_of_sevenths_and_tenths_are_those_of_exact_fractions(denominator, size):
+    for points, count in itertools.product(range(denominator + 1), range(size + 1)):
+        exact = Fraction(points, denominator) * count / size
+        wanted = min(range(11), key=lambda tenth: (abs(Fraction(tenth, 10) - exact), tenth)) / 10
+        for rounded in (float32(points / denominator), round(points / denominator, 6)):
+            assert group_target(np.array([rounded] * count + [0.0] * (size - count)), 1) == wanted, (points, count)
+
+
+def test_the_two_ties_that_six_digits_hid():
+    assert group_target(np.array([round(4 / 7, 6)] * 7 + [0.0] * 9), 8) == 0.2
+    assert group_target(np.array([round(6 / 7, 6)] * 14 + [0.0] * 2), 8) == 0.7
 
 
 def test_every_grid_value_survives_writing_and_reading():

@@ -44,7 +44,7 @@ def test_too_many_missing_rewards_end_a_step():
 
 def test_no_mean_is_not_a_number_for_ranking():
     assert math.isnan(mean_score({}, 4))
-    assert mean_score({"val-core/mean@4": 0.75, "val-core/b/acc/mean@4": 1.0}, 4) == 0.75
+    assert mean_score({"val-core/mean/acc/mean@4": 0.75, "val-core/b/acc/mean@4": 1.0}, 4) == 0.75
 
 
 def test_small_rewards_are_told_apart_from_none():

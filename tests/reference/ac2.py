@@ -92,7 +92,7 @@ class AC2Reference:
             if len(valid) >= self.min_valid:
                 average = sum(valid) / len(valid)
                 # The nearest grid value; of two equally near ones the lower.
-                target = min(range(11), key=lambda tenth: (round(abs(tenth / 10 - average), 9), tenth)) / 10
+                target = min(range(11), key=lambda tenth: (round(abs(tenth / 10 - average), 6), tenth)) / 10
             error = None if target is None else 1.0 if prediction is None else abs(prediction - target)
             rolled.append({"problem": problem, "prefix": prefix, "n": self.g, "tokens": tokens,
                            "purpose": "audit" if i in audited else "train", "advantages": [v - mean for v in filled],
@@ -106,8 +106,7 @@ class AC2Reference:
         errors = {}
         for one in targeted:
             errors.setdefault(one["problem"], []).append(one["error"])
-            if one["prediction"]:
-                self.nonzero.add(one["problem"])
+        self.nonzero |= {one["problem"] for one in rolled if one["purpose"] != "refill" and one["prediction"]}
         for problem, found in errors.items():
             self.last_error[problem] = sum(found) / len(found)
         self.recent = [*self.recent, [one["error"] for one in targeted]][-self.window :]

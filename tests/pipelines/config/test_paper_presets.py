@@ -45,7 +45,7 @@ TABLE_2 = {
     "algorithm.epochs": 1,
     "algorithm.entropy_coef": 0.0,
     "algorithm.kl_coef": 1e-3,
-    "algorithm.kl_estimator": "k3",
+    "algorithm.kl_estimator": "low_var_kl",
     "algorithm.kl_in_reward": 0.0,
     "algorithm.loss_aggregation": "token-mean",
     "optimizer.betas": [0.9, 0.999],

@@ -1,5 +1,6 @@
 """Asking the critic: prompts from template files, which endpoints are whose, and what is left out."""
 
+import dataclasses
 import json
 import shutil
 
@@ -81,12 +82,21 @@ def request(**fields):
         ({}, "", "length", True),
         ({"chunk": False}, "", "length", False),  # rolled out to its end: the judge's, even where the budget cut it off
         ({}, "", "stop", False),  # it finished within the chunk
-        ({}, "<proof>so</proof>", "length", False),
-        ({}, "<proof>so", "length", True),
+        ({}, "I thought.</think><proof>so</proof>", "length", False),
+        ({}, "I thought.</think><proof>so", "length", True),
+        ({}, "put it in <proof>...</proof>", "length", True),  # still thinking
+        ({}, "<think>put it in <proof>...</proof>", "length", True),
+        ({}, "put it in <proof>...</proof></think>So it is", "length", True),
     ],
 )
 def test_which_endpoints_are_the_self_critics(fields, text, reason, owned):
     assert QUERIES.scores(request(**fields), text, reason) is owned
+
+
+def test_a_model_that_does_not_think_answers_anywhere():
+    queries = SelfCritic(dataclasses.replace(PROMPT, close_thinking=()), context_limit=20, complete_answer=r"<proof>.*</proof>")
+    assert queries.scores(request(), "<proof>so</proof>", "length") is False
+    assert queries.scores(request(), "<think><proof>so</proof>", "length") is True
 
 
 def test_a_reference_that_is_too_long_is_left_out_and_a_state_that_is_not_asked_about():

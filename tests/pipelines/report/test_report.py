@@ -75,7 +75,7 @@ def store(tmp_path_factory) -> str:
         with mlflow.start_run():  # named at random
             mlflow.log_params({"algorithm.name": name[:-2], "seed": seed, "tracking.run_name": name, "cluster.learner.ranks": 2})
             for step, (score, spent) in enumerate(((0.3, None), (0.5, flops / 2), (final, flops))):
-                values = {"val-core/mean_at_4": score, "val-core/best_at_4/mean": min(1, score + 0.1)}
+                values = {"val-core/mean/acc/mean_at_4": score, "val-core/mean/acc/best_at_4/mean": min(1, score + 0.1)}
                 # One source is no better than the other's peak where the mean is.
                 values |= {"val-core/a/acc/mean_at_4": score / 2, "val-core/b/acc/mean_at_4": score * 1.5}
                 values |= (

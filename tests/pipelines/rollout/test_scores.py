@@ -41,11 +41,11 @@ def test_pass_at_k_needs_right_or_wrong_and_enough_scores():
 def test_sources_count_equally_however_many_problems_they_have():
     rows = [row(1.0, 1.0, source="a"), *[row(0.0, 0.0, source="b")] * 9, row(None, None, source="c")]
     metrics = evaluation_metrics(rows, 2)
-    assert mean_score(metrics, 2) == metrics["val-core/mean@2"] == 0.5
-    assert metrics["val-core/pass@2"] == 0.5
+    assert mean_score(metrics, 2) == metrics["val-core/mean/acc/mean@2"] == 0.5
+    assert metrics["val-core/mean/acc/pass@2"] == 0.5
     mixed = evaluation_metrics([row(1.0, 1.0, source="a"), row(0.5, 0.5, source="b")], 2)
-    assert mixed["val-core/mean@2"] == 0.75
-    assert "val-core/pass@2" not in mixed  # one source has none
+    assert mixed["val-core/mean/acc/mean@2"] == 0.75
+    assert "val-core/mean/acc/pass@2" not in mixed  # one source has none
     assert math.isnan(mean_score(evaluation_metrics([row(None, source="c")], 1), 1))
 
 
