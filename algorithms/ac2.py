@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from algorithms.ac2_memory import AC2Memory, SelfCriticConfig, observed_metrics
+from algorithms.advantages import check_judge_failure
 from algorithms.base import Algorithm
 from algorithms.interface import Learner, PlanState
 from algorithms.noise import noise_floor, return_std
@@ -88,8 +89,10 @@ class AC2(Algorithm):
     clip_high: float
     dual_clip: float | None
     importance_cap: float | None
+    judge_failure: str
 
     def __post_init__(self) -> None:
+        check_judge_failure(self.judge_failure)
         if self.replay is None:
             raise ValueError("algorithm.replay=null: AC2 cuts its prefixes from a replay buffer; give its sizes.")
         if self.group_size < 2:
@@ -165,11 +168,12 @@ class AC2(Algorithm):
         """`A_i = v_i - mean_j v_j`, or `v - V(s)` where a state has a single chunk; the target is the mean value on the grid."""
         values = np.where(group.self_scored, group.values, group.rewards)
         if len(values) > 1:
-            advantages, mask = endpoint_advantages(values, group.self_scored)
+            advantages, mask = endpoint_advantages(values, group.self_scored, self.judge_failure)
             target = group_target(values, self.min_valid)
             return AC2Credit(advantages, mask, self_critic_target=target, return_std=return_std(values))
         invalid = np.isnan(values)
-        if group.prefix_value is None or (group.self_scored & invalid).any():
+        lost = invalid & (group.self_scored | (self.judge_failure == "leave_out"))
+        if group.prefix_value is None or lost.any():
             return AC2Credit(np.zeros(1), np.zeros(1, bool))  # without a baseline or a value it is left out of both losses
         advantages = np.where(invalid, 0.0, values) - group.prefix_value
         return AC2Credit(advantages, np.ones(1, bool), self_critic_target=None if invalid[0] else round_to_grid(values[0]))

@@ -5,6 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 STD_EPSILON = 1e-6
+JUDGE_FAILURES = ("zero", "leave_out")
+
+
+def check_judge_failure(choice: str) -> None:
+    """ValueError for what is none of the ways to treat a response that the judge could not score."""
+    if choice not in JUDGE_FAILURES:
+        raise ValueError(f"algorithm.judge_failure={choice}: use one of {', '.join(JUDGE_FAILURES)}.")
 
 
 def group_advantages(rewards: np.ndarray, normalize_std: bool) -> np.ndarray:

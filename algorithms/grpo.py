@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from algorithms.advantages import group_advantages
+from algorithms.advantages import check_judge_failure, group_advantages
 from algorithms.interface import Learner, PlanState
 from algorithms.policy_update import PolicyUpdate
 from algorithms.types import Credit, Group, Metrics, PromptRow
@@ -29,9 +29,11 @@ class GRPO(PolicyUpdate):
     dynamic_sampling: bool
     max_rounds: int
     overlong_filter: bool
+    judge_failure: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_judge_failure(self.judge_failure)
         if self.group_size < 2:
             raise ValueError(f"algorithm.group_size={self.group_size}: a group baseline needs at least 2 continuations.")
         if self.max_rounds > 1 and not self.dynamic_sampling:
@@ -44,10 +46,11 @@ class GRPO(PolicyUpdate):
 
     def credit(self, group: Group) -> Credit:
         """`A_i = r_i - mean_j r_j`; a group without spread teaches nothing."""
-        valid = ~np.isnan(group.rewards)
+        rewards = np.nan_to_num(group.rewards, nan=0.0) if self.judge_failure == "zero" else group.rewards
+        valid = ~np.isnan(rewards)
         mask = valid & ~(group.truncated & self.overlong_filter)
-        spread = bool(valid.any()) and float(np.ptp(group.rewards[valid])) > 0
-        return Credit(group_advantages(group.rewards, self.normalize_std), mask, keep=spread or not self.dynamic_sampling)
+        spread = bool(valid.any()) and float(np.ptp(rewards[valid])) > 0
+        return Credit(group_advantages(rewards, self.normalize_std), mask, keep=spread or not self.dynamic_sampling)
 
     def update(self, learner: Learner, groups: Iterable[dict]) -> Metrics:
         """Old log-probabilities as groups arrive, then `epochs` x `minibatches` clipped steps."""

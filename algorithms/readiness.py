@@ -99,7 +99,10 @@ class Readiness:
     def restored(cls, config: ReadinessConfig, state: dict[str, Any]) -> "Readiness":
         """From `state()`."""
         recent = [(total, count) for total, count in state["recent"]]
-        return cls(config, set(state["ready"]), dict(state["last_error"]), set(state["nonzero"]), state["everything"], recent)
+        found = cls(config, set(state["ready"]), dict(state["last_error"]), set(state["nonzero"]), state["everything"], recent)
+        # A branch without local readiness begins where the critic already is as good as it asks.
+        found.everything = found.everything or (not config.local and found.globally_ready())
+        return found
 
 
 def _below(error: float, threshold: float) -> bool:

@@ -107,14 +107,18 @@ def value_error(prediction: float | None, target: float) -> float:
     return 1.0 if prediction is None else abs(prediction - target)
 
 
-def endpoint_advantages(values: np.ndarray, self_scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def endpoint_advantages(values: np.ndarray, self_scored: np.ndarray, judge_failure: str = "zero") -> tuple[np.ndarray, np.ndarray]:
     """`A_i = v_i - mean_j v_j` within a group, and which continuations the actor learns from; all [n].
 
     A value that the critic could not give (NaN) counts as the mean of the group's valid ones, or 0 without any, and its
-    continuation gets no loss. A reward that the judge could not give counts as 0 and keeps its continuation's loss (Appendix C).
+    continuation gets no loss. A reward that the judge could not give counts as 0 and keeps its continuation's loss (Appendix C), or
+    with `leave_out` takes no part and has none.
     """
-    filled = np.where(np.isnan(values) & ~self_scored, 0.0, values)
-    invalid = np.isnan(filled)
-    valid = values[~np.isnan(values)]
-    filled = np.where(invalid, valid.mean() if len(valid) else 0.0, filled)
-    return filled - filled.mean(), ~invalid
+    invalid = np.isnan(values)
+    mean = values[~invalid].mean() if not invalid.all() else 0.0
+    filled = np.where(invalid, np.where(self_scored, mean, 0.0), values)
+    if judge_failure == "zero":
+        return filled - filled.mean(), ~(invalid & self_scored)
+    counted = ~invalid | self_scored
+    baseline = filled[counted].mean() if counted.any() else 0.0
+    return np.where(counted, filled - baseline, 0.0), ~invalid

@@ -112,6 +112,7 @@ def algorithm(**fields):
         replay=dataclasses.replace(base.replay, capacity=7, refill_problems=3, cut_grid=GRID),
         self_critic=dataclasses.replace(base.self_critic, buffer_pairs=45, pairs_per_update=20),
         entropy=dataclasses.replace(base.entropy, target=0.28),
+        judge_failure="zero",
     )
     return dataclasses.replace(small, **fields)
 

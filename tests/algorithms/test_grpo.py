@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 
 from algorithms.advantages import group_advantages
 from algorithms.types import Group, Problem, mean_metrics
+from pipelines.config.compose import compose, resolved
 from tests.conftest import configure
+
+FILES = ("task.train.files=[a]", "task.validation.files=[b]")
 
 rewards = st.lists(st.one_of(st.floats(0, 1), st.just(float("nan"))), min_size=2, max_size=16)
 
@@ -89,3 +92,17 @@ def test_settings_that_cannot_work_are_refused(override, message):
 def test_metrics_of_several_updates():
     merged = mean_metrics([{"a": 1.0, "b_max": 1.0}, {"a": 3.0, "b_max": 5.0, "c": 2.0}])
     assert merged == {"a": 2.0, "b_max": 5.0, "c": 2.0}
+
+
+def test_a_judge_that_failed_leaves_out_or_counts_as_zero_by_choice():
+    left_out = grpo(judge_failure="leave_out").credit(group([1.0, 0.0, np.nan, 1.0]))
+    assert left_out.advantages.tolist() == pytest.approx([1 / 3, -2 / 3, 0, 1 / 3])
+    assert left_out.actor_mask.tolist() == [True, True, False, True]
+    zero = grpo(judge_failure="zero").credit(group([1.0, 0.0, np.nan, 1.0]))
+    assert zero.advantages.tolist() == pytest.approx([0.5, -0.5, -0.5, 0.5])
+    assert zero.actor_mask.all()
+    with pytest.raises(ValueError, match=r"algorithm\.judge_failure=skip: use one of zero, leave_out"):
+        configure("algorithm.judge_failure=skip")
+    for algorithm in ("grpo", "prefix_grpo", "ac2"):
+        composed = resolved(compose(["experiment=ac2_paper", f"algorithm={algorithm}", "model.path=m", *FILES]))
+        assert composed["algorithm"]["judge_failure"] == "zero"

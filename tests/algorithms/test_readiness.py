@@ -67,6 +67,16 @@ def test_every_prediction_counts():
     assert state.complete_step([error("p", 0.1, 0.0)], {"p"}) == {"p"}
 
 
+def test_a_branch_without_local_readiness_is_ready_from_its_first_step():
+    state = Readiness(PAPER)
+    state.complete_step([error("p", 0.1)], set())
+    kept = json.loads(json.dumps(state.state()))
+    assert not Readiness.restored(PAPER, kept).is_ready("never seen")
+    assert Readiness.restored(ReadinessConfig(0.20, 0.18, 5, local=False), kept).is_ready("never seen")
+    state.complete_step([error("p", 0.9)], set())
+    assert not Readiness.restored(ReadinessConfig(0.20, 0.18, 5, local=False), state.state()).is_ready("never seen")
+
+
 def test_without_local_readiness_the_global_error_decides_for_all():
     state = Readiness(ReadinessConfig(0.20, 0.18, 5, local=False))
     state.complete_step([error("p", 0.1)], set())

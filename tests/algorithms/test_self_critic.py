@@ -119,6 +119,9 @@ def test_advantages_by_hand():
     values, mask = endpoint_advantages(np.array([0.8, 0.4, 1.0, NAN]), critic)  # the judge failed: reward 0, and its loss stays
     assert values == pytest.approx([0.25, -0.15, 0.45, -0.55])
     assert mask.all()
+    values, mask = endpoint_advantages(np.array([0.8, 0.4, 0.9, NAN]), critic, "leave_out")  # or it takes no part: the mean is 0.7
+    assert values.tolist() == pytest.approx([0.1, -0.3, 0.2, 0.0])
+    assert mask.tolist() == [True, True, True, False]
     values, mask = endpoint_advantages(np.full(4, NAN), np.ones(4, bool))  # no valid value at all
     assert values.tolist() == [0.0] * 4
     assert not mask.any()
