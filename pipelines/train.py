@@ -197,6 +197,7 @@ def _start_coordinator(
         eval_max_new_tokens=config.task.max_new_tokens,
         sampling=config.sampling,
         keep_rollouts=config.keep_rollouts,
+        keep_steps=config.checkpoint.keep_steps,
         output_dir=output_dir,
         replay_url=config.replay_buffer.url or str(Path(output_dir) / "replay"),
         replay_start_from=config.replay_buffer.start_from,

@@ -43,6 +43,7 @@ class CoordinatorConfig:
     eval_max_new_tokens: int
     sampling: Sampling
     keep_rollouts: int | None
+    keep_steps: tuple[int, ...]
     output_dir: str
     replay_url: str
     replay_start_from: str | None
@@ -229,7 +230,7 @@ class Coordinator:
             metrics["perf/throughput"] = metrics["perf/total_num_tokens"] / metrics["timing_s/step"]
         self._tracker.metrics(metrics, step)
         self._last = metrics
-        write_rollouts(self._config.output_dir, step, table, self._config.keep_rollouts)
+        write_rollouts(self._config.output_dir, step, table, self._config.keep_rollouts, self._config.keep_steps)
         check_missing(step, rows, metrics["reward/missing_fraction"], self._config.max_missing_reward)
         return metrics
 

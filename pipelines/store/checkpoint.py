@@ -22,11 +22,17 @@ class CheckpointConfig:
         "every": (0, math.inf),
         "keep_last": (1, math.inf),
         "keep_best": (0, math.inf),
+        "keep_steps": (1, math.inf),
     }
 
     every: int
     keep_last: int
     keep_best: int
+    keep_steps: tuple[int, ...] = ()
+
+    def due(self, step: int) -> bool:
+        """Whether a step's end is one to write a checkpoint at, the run's last apart."""
+        return step in self.keep_steps or bool(self.every and step % self.every == 0)
 
 
 class CheckpointError(ValueError):
@@ -101,12 +107,13 @@ def read_coordinator_whole(path: str | Path) -> dict[str, Any]:
 
 
 def prune(output_dir: str, config: CheckpointConfig) -> list[Path]:
-    """Delete all but the newest and the best checkpoints of a run; returns what was deleted."""
+    """Delete all but the newest and the best checkpoints of a run, and those named to stay; returns what was deleted."""
     paths = complete(output_dir)
     scores: dict[Path, Any] = {path: read_manifest(path).get("score") for path in paths}
     scored = [path for path in paths if scores[path] is not None and math.isfinite(scores[path])]
     ranked = sorted(scored, key=lambda path: float(scores[path]), reverse=True)
-    kept = set(paths[-config.keep_last :]) | set(ranked[: config.keep_best])
+    named = {folder(output_dir, step) for step in config.keep_steps}
+    kept = set(paths[-config.keep_last :]) | set(ranked[: config.keep_best]) | named
     dropped = [path for path in paths if path not in kept]
     for path in dropped:
         (path / MANIFEST).unlink()  # first: a half-deleted folder is no checkpoint

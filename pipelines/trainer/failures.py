@@ -21,9 +21,11 @@ def root_cause(error: BaseException) -> str:
         if not isinstance(inner, BaseException):
             break
         current = inner
-    text = str(current).strip() or type(current).__name__
-    if type(current).__module__ == "builtins" and not isinstance(current, RuntimeError | ValueError | OSError):
-        text = f"{type(current).__name__}: {text}"  # a KeyError's text is only the key
+    name, text = type(current).__name__, str(current).strip()
+    if not text:
+        text = name
+    elif type(current).__module__ == "builtins" and not isinstance(current, RuntimeError | ValueError | OSError):
+        text = f"{name}: {text}"  # a KeyError's text is only the key
     return text if len(text) < 4000 else text[:2000] + " ... " + text[-2000:]
 
 

@@ -74,7 +74,7 @@ class Loop:
             if config.evaluate_every and (last or step % config.evaluate_every == 0):
                 self.evaluate(step)
             stopping = self.stopping()
-            if last or stopping or (config.checkpoint.every and step % config.checkpoint.every == 0):
+            if last or stopping or config.checkpoint.due(step):
                 self.save(step)
             if stopping:
                 return

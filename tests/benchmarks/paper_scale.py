@@ -88,6 +88,7 @@ def settings(config: RunConfig, folder: Path) -> CoordinatorConfig:
         steps=10,
         logprob_diff_alarm=1.0,
         max_missing_reward=1.0,
+        keep_steps=(),
         reward_range=(0.0, 1.0),
         evaluation=config.evaluation,
         eval_max_new_tokens=BUDGET,

@@ -27,6 +27,7 @@ def make(tmp_path, state=None, algorithm=None, problems=PROBLEMS, self_critic_pr
         steps=10,
         logprob_diff_alarm=0.1,
         max_missing_reward=0.5,
+        keep_steps=(),
         reward_range=(0.0, 1.0),
         evaluation=run.evaluation,
         eval_max_new_tokens=8,

@@ -34,3 +34,12 @@ def test_another_model_is_refused(tmp_path):
     checkpoint.check_fits(path, {"model": "m"})
     with pytest.raises(checkpoint.CheckpointError, match="made with model 'm', but this run has 'other'"):
         checkpoint.check_fits(path, {"model": "other"})
+
+
+def test_named_steps_are_due_and_stay(tmp_path):
+    config = CheckpointConfig(every=10, keep_last=1, keep_best=0, keep_steps=(2, 7))
+    assert [step for step in range(1, 21) if config.due(step)] == [2, 7, 10, 20]
+    assert not any(CheckpointConfig(every=0, keep_last=1, keep_best=0).due(step) for step in range(1, 9))
+    paths = [make(tmp_path, step) for step in (2, 7, 10, 20)]
+    checkpoint.prune(str(tmp_path), config)
+    assert checkpoint.complete(str(tmp_path)) == [paths[0], paths[1], paths[3]]
