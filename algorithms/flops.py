@@ -22,8 +22,15 @@ class DecodingCost:
         """Derive both from a Hugging Face configuration (as a mapping) of a decoder with gated feed-forward layers.
 
         Attention projections, feed-forward and vocabulary logits make `a`, the two attention products make `b`; a multiply and an
-        addition count as two. Of a mixture of experts the active ones count. Raises ValueError if a size is missing.
+        addition count as two. Of a mixture of experts the active ones count, and layers with a sliding window as if they saw all.
+        The sizes of a model that also sees pictures stand in its `text_config`. Raises ValueError if one is missing, and for layers
+        that are no attention over the context, such as those of hybrid models.
         """
+        config = {**config, **(config.get("text_config") or {})}
+        if other := sorted(set(config.get("layer_types") or []) - {"full_attention", "sliding_attention"}):
+            raise ValueError(
+                f"cannot count decoding FLOPs: the model has layers of kind {other[0]!r}, whose cost does not follow AC2's equation."
+            )
         try:
             layers, hidden, heads = config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]
             vocab = config["vocab_size"]

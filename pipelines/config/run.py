@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from algorithms.base import Algorithm
+from algorithms.flops import DecodingCost
 from algorithms.self_critic import MAX_ANSWER_TOKENS, SelfCriticPrompt
 from pipelines.config.make import ConfigError, check_bounds, check_type, make
 from pipelines.data.problems import TaskConfig
@@ -194,6 +195,7 @@ def _check(config: RunConfig) -> None:
         raise ConfigError("replay_buffer has no effect on an algorithm that replays nothing; use algorithm=prefix_grpo.")
     _check_rewards(config)
     model = read_model_config(config.model.path)
+    DecodingCost.of_config(model)  # a model whose cost cannot be counted is refused before anything starts
     if (critic := config.algorithm.value_model) is not None and critic.path is not None:
         check_value_model(critic.path, critic.head.outputs, config.model.path)
     context = model.get("max_position_embeddings")

@@ -61,3 +61,11 @@ def test_experts_count_when_active():
 def test_missing_size_is_named():
     with pytest.raises(ValueError, match="vocab_size"):
         DecodingCost.of_config({k: v for k, v in QWEN3_4B.items() if k != "vocab_size"})
+
+
+def test_sizes_in_a_text_config_count_and_layers_that_are_no_attention_are_refused():
+    nested = {"model_type": "qwen3_5", "text_config": QWEN3_4B | {"layer_types": ["full_attention"] * 36}}
+    assert DecodingCost.of_config(nested) == DecodingCost.of_config(QWEN3_4B)
+    hybrid = QWEN3_4B | {"layer_types": ["linear_attention", "full_attention"]}
+    with pytest.raises(ValueError, match="layers of kind 'linear_attention', whose cost does not follow"):
+        DecodingCost.of_config({"text_config": hybrid})

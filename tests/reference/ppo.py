@@ -143,7 +143,7 @@ def ppo_update(
         surrogate = torch.minimum(ratio * a, ratio.clamp(1 - clip_low, 1 + clip_high) * a)
         surrogate = torch.where(a < 0, torch.maximum(surrogate, dual_clip * a), surrogate)
         tis = (s["old"] - s["rollout"]).exp().clamp(max=tis_cap)
-        kl = (s["ref"] - new).exp() - 1 - (s["ref"] - new)
+        kl = ((s["ref"] - new).exp() - 1 - (s["ref"] - new)).clamp(-10, 10)
         total = total + (-surrogate * tis + kl_coef * kl).sum() / tokens
         if positive_nll and s["reward"] > 0:
             total = total - positive_nll * new.sum() / positive
