@@ -29,7 +29,7 @@ class DecodingCost:
         config = {**config, **(config.get("text_config") or {})}
         if other := sorted(set(config.get("layer_types") or []) - {"full_attention", "sliding_attention"}):
             raise ValueError(
-                f"cannot count decoding FLOPs: the model has layers of kind {other[0]!r}, whose cost does not follow AC2's equation."
+                f"cannot count decoding FLOPs: the model has layers of kind {other[0]!r}, for which AC2 has no equation."
             )
         try:
             layers, hidden, heads = config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]

@@ -67,5 +67,5 @@ def test_sizes_in_a_text_config_count_and_layers_that_are_no_attention_are_refus
     nested = {"model_type": "qwen3_5", "text_config": QWEN3_4B | {"layer_types": ["full_attention"] * 36}}
     assert DecodingCost.of_config(nested) == DecodingCost.of_config(QWEN3_4B)
     hybrid = QWEN3_4B | {"layer_types": ["linear_attention", "full_attention"]}
-    with pytest.raises(ValueError, match="layers of kind 'linear_attention', whose cost does not follow"):
+    with pytest.raises(ValueError, match="layers of kind 'linear_attention', for which AC2 has no equation"):
         DecodingCost.of_config({"text_config": hybrid})
