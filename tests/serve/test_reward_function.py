@@ -145,3 +145,22 @@ def test_a_function_may_import_what_lies_beside_it(tmp_path):
     with Sandbox(timeout_s=2.0) as box:
         box.start()  # for verifiers
         assert box.score(own, items("x")) == [0.25]
+
+
+TYPED = """
+def score(data_source, solution_str, ground_truth, extra_info):
+    if isinstance(ground_truth, int): return float(int(solution_str) == ground_truth)
+    if isinstance(ground_truth, list): return float(solution_str in ground_truth)
+    return float(solution_str in ground_truth["target"] and extra_info == {"at": (1, 2)})
+"""
+
+
+@pytest.mark.parametrize(
+    ("truth", "response", "reward"),
+    [(42, "42", 1.0), (42, "41", 0.0), (["Paris"], "a", 0.0), (["Paris"], "Paris", 1.0), ({"target": ["Paris"]}, "Paris", 1.0)],
+)
+def test_truths_arrive_as_the_row_has_them(tmp_path, truth, response, reward):
+    (tmp_path / "typed.py").write_text(TYPED)
+    item = {"data_source": "qa", "response": response, "ground_truth": truth, "extra_info": {"at": (1, 2)}}
+    with Sandbox(timeout_s=5.0) as own:
+        assert own.score(function(str(tmp_path / "typed.py"), "score"), [item]) == [reward]

@@ -14,7 +14,7 @@ from pipelines.engines.config import Sampling
 from pipelines.rollout.dataset import rollout_dataset
 from pipelines.rollout.plan import plan_table
 from pipelines.trainer.failures import root_cause, trace_of
-from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, command
+from tests.commands import DEADLINE_S, ONE_ENGINE, SMALL, alone, command
 from tests.conftest import configure
 
 pytestmark = pytest.mark.engine
@@ -102,10 +102,11 @@ class BrokenPlan(GRPO):
         raise KeyError("no such field")
 
 
-def test_an_error_of_the_coordinator_ends_the_run_in_its_own_words(joined, tmp_path):
+def test_an_error_of_the_coordinator_ends_the_run_in_its_own_words(tmp_path):
     arguments = [*SMALL, ONE_ENGINE, f"algorithm.implementation={__name__}.BrokenPlan", f"output_dir={tmp_path}/out"]
     arguments += ["steps=1", "evaluation.every=0", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
-    done = subprocess.run(command("pipelines.train", *arguments), capture_output=True, text=True, timeout=DEADLINE_S)
+    whole = command("pipelines.train", *arguments)
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=DEADLINE_S, env=alone())
     assert done.returncode == 1
     file = tmp_path / "out/failure.txt"
     assert "error: KeyError: 'no such field'" in done.stderr
