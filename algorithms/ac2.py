@@ -192,10 +192,9 @@ class AC2(Algorithm):
             if target is None and len(group.rewards) == 1 and group.prefix_value is None:
                 error = 1.0  # an invalid baseline is left out of target and loss, and is an error all the same
             predictions.append(PrefixError(group.problem_id, group.prefix_value, error))
-            if target is not None:
-                memory.add_pair(group, target, group.credit["return_std"])
             if group.purpose == "audit" and error is not None:
                 audits.append(error)
+        memory.add_pairs([group for group in sampled if group.credit["self_critic_target"] is not None], rng)
         new = memory.readiness.complete_step(predictions, memory.bank)
         memory.add_references(groups, self.reference_reward, rng)
         observed = observed_metrics(memory, [one.error for one in predictions if one.error is not None], sampled)

@@ -74,9 +74,18 @@ class AC2Memory:
 
     # -- what a step brings --------------------------------------------------------------------------------------------
 
-    def add_pair(self, group: ObservedGroup, target: float, spread: float | None) -> None:
-        """The oldest pair leaves when the buffer is full."""
-        self.pairs.append(Pair(group.problem_id, group.prompt_ids, group.prefix_ids, target, spread))
+    def add_pairs(self, groups: Sequence[ObservedGroup], rng: np.random.Generator) -> None:
+        """A pair of each group's prefix and target; the oldest leave when the buffer is full.
+
+        Where a step has more than the buffer holds, as it may without groups, those that enter are drawn at random.
+        """
+        chosen: Sequence[int] = range(len(groups))
+        if len(groups) > self.config.buffer_pairs:
+            chosen = sorted(rng.permutation(len(groups))[: self.config.buffer_pairs].tolist())
+        for i in chosen:
+            group = groups[i]
+            target, spread = group.credit["self_critic_target"], group.credit["return_std"]
+            self.pairs.append(Pair(group.problem_id, group.prompt_ids, group.prefix_ids, target, spread))
 
     def add_references(self, groups: Sequence[ObservedGroup], least: float, rng: np.random.Generator) -> int:
         """For each problem without a reference one of this step's rollouts of at least `least`, at random; how many were added."""

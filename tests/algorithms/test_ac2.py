@@ -314,7 +314,9 @@ def test_references_may_be_too_long_and_pairs_too():
 
     def pair(problem, length):
         ids = np.arange(20, 20 + length)
-        memory.add_pair(ObservedGroup(problem, "train", np.array([1]), ids, 0.1, np.zeros(1), {}, lambda i: ids), 0.1, None)
+        credit = {"self_critic_target": 0.1, "return_std": None}
+        group = ObservedGroup(problem, "train", np.array([1]), ids, 0.1, np.zeros(1), credit, lambda i: ids)
+        memory.add_pairs([group], np.random.default_rng(0))
 
     memory.bank = {"short": np.array([5]), "long": np.arange(9)}
     for problem, length in (("short", 2), ("long", 2), ("none", 2), ("none", 50)):
@@ -332,7 +334,9 @@ def test_noise_normalization_weighs_pairs_by_the_inverse_spread_of_their_values(
     memory = AC2Memory(chosen.self_critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=100, spread_floor=0.25)
     for problem, spread in (("noisy", 0.5), ("flat", 0.0)):
         ids = np.array([20])
-        memory.add_pair(ObservedGroup(problem, "train", ids, ids, 0.1, np.zeros(1), {}, lambda i: np.array([5])), 0.1, spread)
+        credit = {"self_critic_target": 0.1, "return_std": spread}
+        group = ObservedGroup(problem, "train", ids, ids, 0.1, np.zeros(1), credit, lambda i: np.array([5]))
+        memory.add_pairs([group], np.random.default_rng(0))
     memory.bank = {"flat": np.array([5])}
     recalled = memory.recall(np.random.default_rng(0))
     assert recalled.weight == 2
@@ -492,3 +496,14 @@ def test_an_invalid_baseline_without_a_group_is_an_error_of_one_and_no_pair(tmp_
     metrics = chosen.observe(coordinator.memory, groups, np.random.default_rng(0))
     assert metrics["ac2/critic_mae"] == coordinator.memory.readiness.global_error() == 0.75
     assert len(coordinator.memory.pairs) == 1
+
+
+def test_of_more_pairs_than_the_buffer_holds_those_that_enter_are_drawn_at_random(tmp_path):
+    coordinator = coordinator_of(tmp_path, chosen := algorithm(group_size=16, grouped=False, audit_fraction=0.0))
+    capacity = chosen.self_critic.buffer_pairs
+    groups = [seen(f"p{i}", 1) for i in range(3 * capacity)]
+    chosen.observe(coordinator.memory, groups, np.random.default_rng(0))
+    entered = [int(pair.problem_id[1:]) for pair in coordinator.memory.pairs]
+    assert len(entered) == capacity
+    assert entered == sorted(entered)
+    assert min(entered) < capacity < 2 * capacity < max(entered)
