@@ -94,7 +94,7 @@ class PPO(PolicyUpdate):
 
     @property
     def value_model(self) -> ValueModelSpec:
-        return ValueModelSpec(self.critic.path, self.head)
+        return ValueModelSpec(self.critic.path, self.head, self.critic.head_seed)
 
     @property
     def optimizers(self) -> dict[str, OptimizerSpec]:

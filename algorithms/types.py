@@ -206,6 +206,7 @@ class ValueModelSpec:
 
     path: str | None  # a model folder or the `critic/` of another run's checkpoint; None: where the policy begins
     head: ValueHead
+    head_seed: int | None = None  # of a new head; None: a head of zeros
 
 
 # -- what is remembered ------------------------------------------------------------------------------------------------------

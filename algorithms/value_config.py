@@ -58,6 +58,7 @@ class ValueModelConfig:
         "warmup_steps": (0, math.inf),
         "warmup_lambda": (0, 1),
         "noise_floor": (1e-12, math.inf),
+        "head_seed": (0, 2**31 - 1),
     }
 
     path: str | None
@@ -76,6 +77,7 @@ class ValueModelConfig:
     noise_normalization: bool
     noise_floor: float | None
     categorical: CategoricalConfig | None = None
+    head_seed: int | None = None
 
     def head(self, reward_range: Range | None) -> ValueHead:
         """What the value model says of a state."""

@@ -85,7 +85,7 @@ class Learner:
         self.value_model = value_model
         if value_model is not None:
             begins_as = ModelConfig(value_model.path or model.path, model.dtype, model.gradient_checkpointing)
-            self.models["value"] = load_value_model(begins_as, value_model.head.outputs, mesh, device)
+            self.models["value"] = load_value_model(begins_as, value_model, mesh, device)
         o = optimizer
         actor = OptimizerSpec("policy", "timing_s/update_actor", o.betas, o.eps, o.weight_decay, o.clip_grad_norm)
         self.specs = {"actor": actor, **(optimizers or {})}

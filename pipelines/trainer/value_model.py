@@ -11,9 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModel, PreTrainedModel
 
+from algorithms.types import ValueModelSpec
 from pipelines.trainer.config import ModelConfig
 from pipelines.trainer.policy import distribute, gathered, shard, whole_or_empty
 from pipelines.trainer.value_folder import HEAD
+
+INITIALIZER_RANGE = 0.02  # of backbones that do not say
 
 
 class ValueModel(nn.Module):
@@ -31,13 +34,21 @@ class ValueModel(nn.Module):
         return self.head(hidden.flatten(0, 1)[select].float())
 
 
-def load_value_model(config: ModelConfig, outputs: int, mesh: DeviceMesh, device: torch.device) -> ValueModel:
-    """A model folder's backbone with the head beside it, or a new one of zeros: it begins by saying the same of every state."""
+def load_value_model(config: ModelConfig, spec: ValueModelSpec, mesh: DeviceMesh, device: torch.device) -> ValueModel:
+    """A model folder's backbone with the head beside it, or a new head.
+
+    A new one is of zeros, and begins by saying the same of every state, or drawn from its seed: normal, as wide as the backbone
+    draws its own weights.
+    """
     backbone = whole_or_empty(AutoModel, config, mesh)
-    model = ValueModel(backbone, outputs)
+    model = ValueModel(backbone, spec.head.outputs)
     full: dict[str, Tensor] = {}
     if mesh.get_rank() == 0:
         nn.init.zeros_(model.head.weight), nn.init.zeros_(model.head.bias)
+        if spec.head_seed is not None:
+            width = float(getattr(backbone.config.get_text_config(), "initializer_range", INITIALIZER_RANGE))
+            drawn = torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(spec.head_seed))
+            model.head.weight.data.copy_(drawn * width)
         if (file := Path(config.path) / HEAD).is_file():
             model.head.load_state_dict(load_file(str(file)))
         full = dict(model.state_dict())

@@ -250,3 +250,21 @@ def test_an_update_without_a_completed_response_skips_the_actor_and_teaches_the_
 def test_an_update_without_any_reward_moves_nothing(results):
     metrics = results[2]["none_judged"]
     assert metrics["actor/empty_minibatches"] == metrics["critic/empty_minibatches"] == 1.0
+
+
+def new_heads(folders: dict[str, str], seeds: list[int | None]) -> list[torch.Tensor]:
+    """The whole weights of a new head by seed."""
+    algorithm, found = algorithm_of(next(iter(VARIANTS))), []
+    for seed in seeds:
+        value_model = dataclasses.replace(algorithm.value_model, path=None, head_seed=seed)
+        learner = make_learner(folders["policy"], 4096, value_model=value_model, optimizers=algorithm.optimizers)
+        found.append(gathered(learner.models["value"].head.weight).clone())
+    return found
+
+
+def test_a_new_head_is_of_zeros_or_drawn_from_its_seed(folders):
+    zeros, one, again, other = run_ranks(new_heads, 2, folders, [None, 1, 1, 2])[0]
+    assert not zeros.any()
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert float(one.std()) == pytest.approx(0.02, rel=0.3)  # the backbone's initializer_range
