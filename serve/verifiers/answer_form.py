@@ -112,7 +112,7 @@ def _tag(text: str, wanted: Wanted) -> str | None:
     return None if start < 0 else head[start + len("<answer>") :].strip()
 
 
-_STATED = re.compile(r"(?:answer|solution)\s*(?:\*\*|__)?\s*(?:is|are|:|=)\s*:?[ \t]*(?:\*\*|__)?\s*", re.IGNORECASE)
+_STATED = re.compile(r"(?:answer|solution)s?\s*(?:\*\*|__)?\s*(?:is|are|:|=)\s*:?[ \t]*(?:\*\*|__)?\s*", re.IGNORECASE)
 
 
 def _stated(text: str, wanted: Wanted) -> str | None:
@@ -124,8 +124,9 @@ def _stated(text: str, wanted: Wanted) -> str | None:
     if wanted.words:
         return rest or None
     rest = _leading_math(rest) or re.split(r"[.!?](?=\s+[A-Z])|\n", rest, maxsplit=1)[0].removesuffix("**")
-    if wanted.number and not (wanted.several or number_at(plain(rest)) or "=" in rest or "\\" in rest):
-        return None
+    shown = plain(rest)
+    if not wanted.letter and in_words(shown) and not (number_at(shown) or "=" in rest):
+        return None  # it only leads to the answer: "the solution is as follows"
     return rest or None
 
 

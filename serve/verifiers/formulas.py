@@ -43,7 +43,7 @@ def same_formula(truth: str, given: str, tolerance: Fraction = Fraction(0)) -> b
         and (decided := _evaluated(ours, theirs, tolerance)) is not None
     ):
         return decided
-    return bool(verify([ours], [theirs], timeout_seconds=None, raise_on_error=True))
+    return bool(verify([ours], [theirs], allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True))
 
 
 @lru_cache(maxsize=64)

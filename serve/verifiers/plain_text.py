@@ -22,7 +22,7 @@ _CHARACTERS = str.maketrans(
         **{letter: f"\\{name} " for letter, name in zip("αβγδεθλμρσφω", _GREEK, strict=True)},
     }
 )
-_THOUSANDS = re.compile(r"(?<![\d.])(\d{1,3})((?:(?:\\[,;:! ]|~|\{,\}|\u2009)\d{3})+)(?!\d)")
+_THOUSANDS = re.compile(r"(?<![\d.])(\d{1,3})((?:(?:,?\\[,;:! ]|~|\{,\}|\u2009)\d{3})+)(?!\d)")
 _SPACES = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|[\s\u2009]")
 _MARKUP = re.compile(r"\*\*|__|`|\$|(?<!\\)\\[()\[\]]|\\(?:displaystyle|left|right|big|Big|bigl|bigr|limits)(?![a-zA-Z])")
 _WRAPPED = re.compile(r"\\(text|mbox|textrm|textbf|textit|mathrm|mathbf|mathit|operatorname|rm|bf|hbox|f?boxed)\s*\{([^{}]*)\}")
@@ -62,7 +62,7 @@ _ASCII = (
     (re.compile(r"\*\*"), "^"),
     (re.compile(r">="), "\\\\ge "),
     (re.compile(r"<="), "\\\\le "),
-    (re.compile(r"!=(?!=)"), "\\\\ne "),
+    (re.compile(r"(?<=\s)!=(?!=)"), "\\\\ne "),  # 5!=120 is a factorial
     (re.compile(r"(?<![a-zA-Z\\])(pi|infty)(?![a-zA-Z])"), r"\\\1 "),
     (re.compile(r"(?<![a-zA-Z\\])(?:infinity|inf)(?![a-zA-Z])"), r"\\infty "),
     (re.compile(r"(?<![a-zA-Z\\])sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),

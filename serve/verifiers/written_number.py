@@ -81,7 +81,7 @@ class WrittenNumber:
     @property
     def stands(self) -> bool:
         """Whether it ends where it ends: a sentence does, or a unit or a word follows that does not calculate with it."""
-        if not self.rest or re.match(r"[.,;:!?]\s", self.rest):
+        if not self.rest or re.match(r"[.,;:?]\s", self.rest):
             return True
         word = _AFTER.match(self.rest)
         if word is None or (len(word[1]) == 1 and word[1] not in _UNITS and not re.match(r"\s+a\s+[a-z]{2}", self.rest)):
