@@ -7,7 +7,7 @@ parameters of the critic, with N the tokens of all responses. No optimizer step 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,6 +16,9 @@ from algorithms.noise import noise_floor, noise_weights, return_std
 from pipelines.report.compare import least_squares
 from pipelines.report.page import Page, axes_grid
 from pipelines.report.runs import ReportError
+
+if TYPE_CHECKING:  # torch takes seconds, which other reports need not wait
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,16 @@ def gradient_norms(critic: Path, samples: Sequence[tuple[list[int], list[int], f
         states = torch.arange(len(prompt) - 1, ids.shape[1] - 1, device=device)
         values = model(ids, torch.arange(ids.shape[1], device=device)[None], states)[:, 0]
         loss = ((values - reward).square() / 2).sum() / tokens
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+        norms.append(gradient_norm(loss, list(model.parameters())))
     return norms
+
+
+def gradient_norm(loss: "Tensor", parameters: "Sequence[Tensor]") -> float:
+    """The norm of a loss's gradient by parameters; a backbone may have some that its value does not touch."""
+    import torch
+
+    gradients = torch.autograd.grad(loss, list(parameters), allow_unused=True)
+    return float(torch.nn.utils.get_total_norm([one for one in gradients if one is not None]))
 
 
 def diagnose_gradients(page: Page, pulls: Sequence[Pulls], bins: int, widest: float | None) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from algorithms.ppo import PPOCredit
 from pipelines.report.__main__ import main
-from pipelines.report.critic_gradients import by_bin, measure
+from pipelines.report.critic_gradients import by_bin, gradient_norm, measure
 from pipelines.rollout import schema
 from pipelines.trainer.value_folder import HEAD
 from tests.conftest import new_store
@@ -75,3 +75,8 @@ def test_the_page_and_what_cannot_be_diagnosed(checkpoint, random_model, tmp_pat
     rollouts = checkpoint.parent.parent / "rollouts" / "step_000003.parquet"
     assert main(["critic_gradients", f"checkpoints={random_model}", f"rollouts={rollouts}", uri]) == 2
     assert "no critic there" in capsys.readouterr().err
+
+
+def test_parameters_that_the_value_does_not_touch_have_no_part_in_the_norm():
+    used, unused = torch.tensor([3.0, 4.0], requires_grad=True), torch.ones(2, requires_grad=True)
+    assert gradient_norm((used.square() / 2).sum(), [used, unused]) == 5.0

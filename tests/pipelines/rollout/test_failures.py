@@ -104,7 +104,7 @@ class BrokenPlan(GRPO):
 
 def test_an_error_of_the_coordinator_ends_the_run_in_its_own_words(tmp_path):
     arguments = [*SMALL, ONE_ENGINE, f"algorithm.implementation={__name__}.BrokenPlan", f"output_dir={tmp_path}/out"]
-    arguments += ["steps=1", "evaluation.every=0", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
+    arguments += ["steps=1", "evaluation.every=0", "cluster.learner.max_restarts=0", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
     whole = command("pipelines.train", *arguments)
     done = subprocess.run(whole, capture_output=True, text=True, timeout=DEADLINE_S, env=alone())
     assert done.returncode == 1
