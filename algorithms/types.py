@@ -38,6 +38,7 @@ class Problem:
     ground_truth: str  # JSON, as `extra_info`
     extra_info: str = "{}"
     solution_ids: list[int] | None = None  # a reference solution, where the row brings one
+    place: str = field(default="", compare=False)  # file and row, for messages
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -108,8 +107,7 @@ def load_problems(
     check_template_arguments(tokenizer, template_arguments or {})
     problems, dropped, seen, ignored = list[Problem](), 0, dict[str, str](), set[str]()
     for where, row in _rows(config):
-        render = partial(render_prompt, tokenizer, arguments=template_arguments)
-        problem = _problem(where, row, render, tokenizer, keep_prompts)
+        problem = _problem(where, row, tokenizer, keep_prompts, template_arguments)
         ignored |= {name for name, value in row.items() if name not in COLUMNS and value is not None}
         if problem.problem_id in seen:
             raise DataError(f"{where}, column 'problem_id': {problem.problem_id!r} is already that of {seen[problem.problem_id]}.")
@@ -145,11 +143,11 @@ def check_verifiable(problems: Iterable[Problem], answer: AnswerConfig) -> None:
         truth = typed_json.loads(problem.ground_truth)
         if truth in ("", [], {}) or (isinstance(truth, str) and not truth.strip()):
             raise DataError(
-                f"problem {problem.problem_id!r}: no ground truth, which the verifier of {problem.data_source!r} needs; name its "
+                f"{problem.place}: no ground truth, which the verifier of {problem.data_source!r} needs; name its "
                 "column by task.format.label_key, or give reward.path."
             )
         if (reason := verifier.refuses(truth, answer)) is not None:
-            raise DataError(f"problem {problem.problem_id!r}: {reason}.")
+            raise DataError(f"{problem.place}: {reason}.")
 
 
 def _rows(config: DataConfig) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -235,13 +233,16 @@ def _reasoning_gym_rows(name: str, config: DataConfig) -> Iterable[tuple[str, di
 
 
 def _problem(
-    where: str, row: dict[str, Any], render: Callable[..., list[int]], tokenizer: PreTrainedTokenizerBase, keep_prompt: bool
+    where: str,
+    row: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    keep_prompt: bool,
+    template_arguments: dict[str, Any] | None,
 ) -> Problem:
     source = _column(where, row, "data_source", str)
     prompt = _column(where, row, "prompt", (str, list))
     try:
-        messages = as_messages(prompt)
-        prompt_ids = render(messages, as_tools(row.get("tools")))
+        prompt_ids = render_prompt(tokenizer, prompt, as_tools(row.get("tools")), template_arguments)
     except PromptError as error:
         raise DataError(f"{where}, column 'prompt': {error}.") from error
     reward_model = _column(where, row, "reward_model", dict)
@@ -251,7 +252,7 @@ def _problem(
     if not isinstance(extra, dict):
         raise DataError(f"{where}, column 'extra_info': expected an object, found {type(extra).__name__}.")
     truth = reward_model["ground_truth"]
-    shown = {"prompt": prompt if isinstance(prompt, str) else messages} if keep_prompt else {}
+    shown = {"prompt": prompt if isinstance(prompt, str) else as_messages(prompt)} if keep_prompt else {}
     solution = row.get("reference_solution")
     if solution is not None and not isinstance(solution, str):
         raise DataError(f"{where}, column 'reference_solution': expected text, found {type(solution).__name__}.")
@@ -261,6 +262,7 @@ def _problem(
         prompt_ids=prompt_ids,
         ground_truth=_kept(where, "reward_model", truth),
         extra_info=_kept(where, "extra_info", extra | shown),
+        place=where,
         solution_ids=None if solution is None else tokenizer(solution, add_special_tokens=False)["input_ids"],
     )
 

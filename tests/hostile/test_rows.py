@@ -108,7 +108,9 @@ def test_rows_without_a_truth_are_for_reward_functions(tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1+1=", "level": 3}))
     form = RowFormat(name="trl", data_source="math")
     found = load_problems(DataConfig(files=[str(tmp_path / "rows.jsonl")], format=form), load_tokenizer(TINY), 100)
-    with pytest.raises(DataError, match="no ground truth, which the verifier of 'math' needs; name its column"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl, row 0: no ground truth, which the verifier of 'math' needs; name its column"
+    ):
         check_scorable(found.problems, None, configure().judge, AnswerConfig())
 
 
@@ -155,3 +157,15 @@ def test_small_rewards_stay_what_they_are():
     found = _floats([float(np.float32(v)) for v in (0.1, 3e-7, 1e-12, 1 / 3)])
     assert found[:3].tolist() == [0.1, 3e-7, 1e-12]
     assert found[3] == pytest.approx(1 / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("truth", "reason"),
+    [(" ", "no ground truth"), ([], "no ground truth"), (["2", ""], "is blank"), ("2 if odd, else 3", "is in words")],
+)
+def test_truths_that_cannot_be_used_name_file_and_row(tmp_path, truth, reason):
+    rows = [ROW, ROW | {"problem_id": "x", "reward_model": {"ground_truth": truth}}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(one) for one in rows))
+    found = load_problems(DataConfig(files=[str(tmp_path / "rows.jsonl")]), load_tokenizer(TINY), 100)
+    with pytest.raises(DataError, match=rf"rows\.jsonl, row 1: .*{reason}"):
+        check_scorable(found.problems, None, configure().judge, AnswerConfig())
