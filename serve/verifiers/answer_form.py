@@ -71,10 +71,13 @@ def _boxed(text: str, wanted: Wanted) -> str | None:
     return ", ".join(joined) if joined else None
 
 
+_BOX, _BARE, _BRACE = re.compile(r"\\f?boxed\s*"), re.compile(r"[^\s{}$\\]"), re.compile(r"\\[{}]|[{}]")
+
+
 def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
     """Start, end and content of every closed box, the outer ones of those within one another."""
     position = 0
-    while match := re.compile(r"\\f?boxed\s*").search(text, position):
+    while match := _BOX.search(text, position):
         start, position = match.start(), match.end()
         if text[position : position + 1] == "{":
             end = _closing(text, position)
@@ -82,14 +85,14 @@ def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
                 continue
             yield start, end + 1, text[position + 1 : end]
             position = end + 1
-        elif number := re.compile(r"[^\s{}$\\]").match(text, position):
+        elif number := _BARE.match(text, position):
             yield start, number.end(), number.group()
 
 
 def _closing(text: str, start: int) -> int | None:
     """Where the brace at `start` is closed, if it is."""
     depth = 0
-    for match in re.compile(r"\\[{}]|[{}]").finditer(text, start):
+    for match in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(match.group(), 0)
         if depth == 0:
             return match.start()
