@@ -15,11 +15,11 @@ import numpy as np
 from algorithms.ac2_memory import AC2Memory, SelfCriticConfig, observed_metrics
 from algorithms.advantages import check_judge_failure
 from algorithms.base import Algorithm
+from algorithms.entropy import EntropyControl, prompt_entropy, schedule_metrics
 from algorithms.interface import Learner, PlanState
 from algorithms.noise import noise_floor, return_std
 from algorithms.policy_update import actor_metrics
 from algorithms.readiness import PrefixError, ReadinessConfig, audited
-from algorithms.schedules import EntropyControl
 from algorithms.self_critic import (
     MAX_ANSWER_TOKENS,
     SelfCriticPrompt,
@@ -48,6 +48,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# What each setting may be.
+CHOICES = {
+    "invalid_value": ("mean_of_valid", "mean_with_failures"),
+    "weightless_tokens": ("left_out", "counted"),
+}
+
+
 @dataclass(frozen=True)
 class AC2Credit(Credit):
     """What AC2's memory needs to know of a group."""
@@ -73,7 +80,6 @@ class AC2(Algorithm):
 
     credit_type: ClassVar[type[Credit]] = AC2Credit
     self_critic_asked: ClassVar[bool] = True
-    trains_on_refills: ClassVar[bool] = True  # for the entropy of responses from the prompt
     minibatches: ClassVar[int] = 2  # the self-critic's update goes between the two
 
     chunk_tokens: int  # b
@@ -90,9 +96,15 @@ class AC2(Algorithm):
     dual_clip: float | None
     importance_cap: float | None
     judge_failure: str
+    invalid_value: str
+    weightless_tokens: str
+    balance_minibatches: bool
 
     def __post_init__(self) -> None:
         check_judge_failure(self.judge_failure)
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"algorithm.{name}={getattr(self, name)}: use {' or '.join(choices)}.")
         if self.replay is None:
             raise ValueError("algorithm.replay=null: AC2 cuts its prefixes from a replay buffer; give its sizes.")
         if self.group_size < 2:
@@ -107,6 +119,10 @@ class AC2(Algorithm):
             raise ValueError(f"algorithm.min_valid={self.min_valid}: must lie within 1 and group_size={self.group_size}.")
         if not self.grouped and self.audit_fraction:
             raise ValueError("algorithm.grouped=false leaves no groups to audit; set algorithm.audit_fraction=0 too.")
+
+    @property
+    def trains_on_refills(self) -> bool:
+        return True  # for the entropy of responses from the prompt
 
     @property
     def optimizers(self) -> dict[str, OptimizerSpec]:
@@ -168,7 +184,7 @@ class AC2(Algorithm):
         """`A_i = v_i - mean_j v_j`, or `v - V(s)` where a state has a single chunk; the target is the mean value on the grid."""
         values = np.where(group.self_scored, group.values, group.rewards)
         if len(values) > 1:
-            advantages, mask = endpoint_advantages(values, group.self_scored, self.judge_failure)
+            advantages, mask = endpoint_advantages(values, group.self_scored, self.judge_failure, self.invalid_value)
             target = group_target(values, self.min_valid)
             return AC2Credit(advantages, mask, self_critic_target=target, return_std=return_std(values))
         invalid = np.isnan(values)
@@ -214,7 +230,7 @@ class AC2(Algorithm):
         entropy = prompt_entropy(learner, batch)
         offset = self.entropy.next_offset(recalled.values["clip_offset"], entropy)
         clip_high = self.clip_high + offset
-        first, second = learner.minibatches(batch, self.minibatches)
+        first, second = learner.minibatches(batch, self.minibatches, self.balance_minibatches)
 
         before = self.improve_actor(learner, first, clip_high)
         lesson = self.improve_self_critic(learner, recalled)
@@ -225,8 +241,7 @@ class AC2(Algorithm):
         )
         learner.remember({"clip_offset": offset, "self_critic_lr": lr, "streak": float(streak)})
         actor = [actor_metrics(step) | {"actor/update_norm": step.change} for step in (before, after)]
-        schedule = {"actor/clip_high": clip_high} | ({"actor/prompt_entropy": entropy} if entropy is not None else {})
-        return mean_metrics(actor) | self_critic_metrics(lesson) | recalled.metrics | schedule
+        return mean_metrics(actor) | self_critic_metrics(lesson) | recalled.metrics | schedule_metrics(clip_high, entropy)
 
     def improve_actor(self, learner: Learner, minibatch: list[Sample], clip_high: float) -> Step:
         """One clipped step (equation 5)."""
@@ -236,7 +251,9 @@ class AC2(Algorithm):
 
             return policy_gradient_loss(tokens, self.clip_low, clip_high, self.dual_clip, self.importance_cap)
 
-        return learner.step("actor", [sample for sample in minibatch if sample.actor_mask], loss, measure_change=True)
+        trained = [sample for sample in minibatch if sample.actor_mask]
+        weightless = 0 if self.weightless_tokens == "left_out" else sum(s.response_length for s in minibatch if not s.actor_mask)
+        return learner.step("actor", trained, loss, weightless_tokens=weightless, measure_change=True)
 
     def improve_self_critic(self, learner: Learner, recalled: Recalled) -> Step:
         """The weighted mean over lessons of their answers' negative log-likelihood, divided by `MAX_ANSWER_TOKENS` (section 3.3).
@@ -251,13 +268,6 @@ class AC2(Algorithm):
         samples = [sample_of(i, lesson) for i, lesson in enumerate(recalled.lessons)]
         lr = recalled.values["self_critic_lr"]
         return learner.step("self_critic", samples, loss, aggregation="sum", lr=lr, temperature=1.0, measure_change=True)
-
-
-def prompt_entropy(learner: Learner, batch: list[Sample]) -> float | None:
-    """Mean entropy per token of responses with an empty prefix, over all ranks; None if there is none (equation 9)."""
-    own = [sample.entropy for sample in batch if sample.from_prompt and sample.entropy is not None]
-    total, tokens = learner.total([float(sum(one.sum() for one in own)), float(sum(map(len, own)))])
-    return total / tokens if tokens else None
 
 
 def sample_of(index: int, lesson: Lesson) -> Sample:

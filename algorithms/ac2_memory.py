@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from algorithms.entropy import EntropyControl
 from algorithms.noise import inequality, noise_weights
 from algorithms.readiness import Readiness, ReadinessConfig
-from algorithms.schedules import EntropyControl, SelfCriticRate
 from algorithms.self_critic import SelfCriticPrompt
+from algorithms.self_critic_rate import SelfCriticRate
 from algorithms.types import Lesson, Metrics, ObservedGroup, Recalled
 
 NEVER_VALID_STEPS = 3  # steps without one grid value from the critic after which a run says so
@@ -39,7 +40,12 @@ class SelfCriticConfig:
     eps: float
     rate: SelfCriticRate
     references: bool
+    overlong_reference: str
     noise_normalization: bool
+
+    def __post_init__(self) -> None:
+        if self.overlong_reference not in ("plain", "skip"):
+            raise ValueError(f"algorithm.self_critic.overlong_reference={self.overlong_reference}: use plain or skip.")
 
 
 @dataclass(frozen=True)
@@ -112,8 +118,8 @@ class AC2Memory:
     def recall(self, rng: np.random.Generator) -> Recalled:
         """Up to `pairs_per_update` pairs without replacement, both prompts of those whose problem has a reference, and schedules.
 
-        A pair whose plain prompt exceeds the context is skipped; one whose prompt with the reference does falls back to the plain
-        one. The bank's reference of a problem is for good, so it is also the one that a pair's source had.
+        A pair whose plain prompt exceeds the context is skipped; one whose prompt with the reference does is skipped too, or falls
+        back to the plain one (`overlong_reference`). A problem's reference in the bank is for good, so it is also its pairs'.
         """
         drawn: list[tuple[Pair, list[np.ndarray]]] = []
         skipped = fallen_back = 0
@@ -127,10 +133,13 @@ class AC2Memory:
                 continue
             if (reference := self.reference(pair.problem_id)) is not None:
                 informed = self.prompt.query(pair.prompt_ids, pair.prefix_ids, reference)
-                if self._too_long(informed, pair):
-                    fallen_back += 1
-                else:
+                if not self._too_long(informed, pair):
                     prompts.append(informed)
+                elif self.config.overlong_reference == "skip":
+                    skipped += 1
+                    continue
+                else:
+                    fallen_back += 1
             drawn.append((pair, prompts))
         weights = self._weights([pair for pair, _ in drawn])
         lessons = [

@@ -30,13 +30,17 @@ class Algorithm(ABC):
 
     credit_type: ClassVar[type[Credit]] = Credit
     self_critic_asked: ClassVar[bool] = False  # whether the model is asked for the values of states
-    trains_on_refills: ClassVar[bool] = False  # whether `update` wants the rollouts that refill the replay buffer
 
     name: str
     problems_per_step: int
     group_size: int
     max_new_tokens: int
     replay: Replay | None = None
+
+    @property
+    def trains_on_refills(self) -> bool:
+        """Whether `update` wants the rollouts that refill the replay buffer."""
+        return False
 
     @property
     def needs_reference(self) -> bool:

@@ -87,8 +87,12 @@ class Learner(Protocol):
         """
         ...
 
-    def minibatches(self, samples: list[Sample], count: int) -> list[list[Sample]]:
-        """Split the step's global order of samples into `count` equal parts; each rank gets its members of each."""
+    def minibatches(self, samples: list[Sample], count: int, balanced: bool = False) -> list[list[Sample]]:
+        """Split the step's samples into `count` equal parts; each rank gets its members of each.
+
+        The step's order is cut, so that groups stay together; `balanced` deals samples out by their length, so that the parts have
+        about as many tokens and a group may be in several.
+        """
         ...
 
     def step(
@@ -100,12 +104,14 @@ class Learner(Protocol):
         aggregation: str = "token-mean",
         lr: float | None = None,
         temperature: float | None = None,
+        weightless_tokens: int = 0,
         entropy_grad: bool = False,
         measure_change: bool = False,
     ) -> Step:
         """One step of an optimizer on a loss, aggregated over the tokens of all ranks (`losses.token_weight`).
 
         The actor's rate follows its schedule; other optimizers are given theirs. `temperature` is the sampling one unless given.
+        `weightless_tokens` are tokens of this rank beyond the samples', which the denominators count.
         """
         ...
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.base import Algorithm
-from algorithms.interface import Learner
+from algorithms.entropy import EntropyControl, EntropyMemory, prompt_entropy, schedule_metrics
+from algorithms.interface import Learner, Memory
 from algorithms.types import Metrics, Sample, Step, TokenBatch, TokenLoss, mean_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from algorithms.self_critic import SelfCriticPrompt
 
 # What each setting may be.
 CHOICES = {
@@ -63,6 +66,8 @@ class PolicyUpdate(Algorithm):
     kl_coef: float
     entropy_coef: float
     importance_cap: float | None
+    balance_minibatches: bool
+    entropy: EntropyControl | None
 
     def __post_init__(self) -> None:
         if self.replay is not None:
@@ -87,19 +92,38 @@ class PolicyUpdate(Algorithm):
         return self.kl_estimator != "none"
 
     @property
+    def trains_on_refills(self) -> bool:
+        return self.entropy is not None  # they are responses from the prompt
+
+    def new_memory(self, prompt: SelfCriticPrompt | None, context_limit: int) -> Memory | None:
+        return None if self.entropy is None else EntropyMemory(self.entropy.initial)
+
+    @property
     def forwards(self) -> dict[str, Callable[[Sample], bool]]:
         """The models whose log-probabilities the loss reads, on the samples that have one.
 
         Where each batch is used for one step the old policy is the current one, and its forward is saved.
         """
-        reads = {"policy": self.minibatches * self.epochs > 1, "reference": self.needs_reference}
-        return {model: has_actor_loss for model, needed in reads.items() if needed}
+        reads: dict[str, Callable[[Sample], bool]] = {"reference": has_actor_loss} if self.needs_reference else {}
+        if self.entropy is not None:
+            return {"policy": lambda sample: sample.actor_mask or sample.from_prompt} | reads
+        return ({"policy": has_actor_loss} if self.minibatches * self.epochs > 1 else {}) | reads
 
     def improve(self, learner: Learner, batch: list[Sample]) -> Metrics:
+        """`epochs` x `minibatches` clipped steps, their upper clip set anew where the entropy is controlled."""
+        if self.entropy is None:
+            return self.take_steps(learner, batch)
+        entropy = prompt_entropy(learner, batch)
+        offset = self.entropy.next_offset(learner.recall().values["clip_offset"], entropy)
+        learner.remember({"clip_offset": offset})
+        adapted = replace(self, clip_high=self.clip_high + offset)
+        return adapted.take_steps(learner, batch) | schedule_metrics(adapted.clip_high, entropy)
+
+    def take_steps(self, learner: Learner, batch: list[Sample]) -> Metrics:
         """`epochs` x `minibatches` clipped steps."""
         metrics = []
         for _ in range(self.epochs):
-            for part in learner.minibatches(batch, self.minibatches):
+            for part in learner.minibatches(batch, self.minibatches, self.balance_minibatches):
                 trained = [sample for sample in part if sample.actor_mask]
                 loss = self.loss_of(learner, trained)
                 step = learner.step("actor", trained, loss, aggregation=self.loss_aggregation, entropy_grad=self.entropy_coef != 0)

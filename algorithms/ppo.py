@@ -130,7 +130,8 @@ class PPO(PolicyUpdate):
         """The models that an update reads, and on which samples; a penalty in the reward is part of what the value model learns."""
         reads: dict[str, Callable[[Sample], bool]] = {"value": learns_value}
         if self.kl_in_reward:
-            return reads | {"policy": learns_value, "reference": learns_value}
+            policy = learns_value if self.entropy is None else lambda s: learns_value(s) or s.from_prompt
+            return reads | {"policy": policy, "reference": learns_value}
         return reads | ({} if warming_up else self.forwards)
 
     # -- advantages and targets --------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class PPO(PolicyUpdate):
 
         metrics = []
         for _ in range(self.critic.epochs):
-            for part in learner.minibatches(batch, self.critic.minibatches):
+            for part in learner.minibatches(batch, self.critic.minibatches, self.balance_minibatches):
                 warm = min(1.0, (learner.updates["value"] + 1) / max(self.critic.lr_warmup_steps, 1))
                 samples = [s for s in part if learns_value(s)]
                 metrics.append(critic_metrics(learner.step("value", samples, loss, lr=self.critic.lr * scale * warm)))

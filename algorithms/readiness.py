@@ -22,6 +22,7 @@ class ReadinessConfig:
     local_threshold: float
     window: int
     local: bool = True
+    partial_window: bool = True
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Readiness:
         return sum(total for total, _ in self.recent) / prefixes if prefixes else math.inf
 
     def globally_ready(self) -> bool:
-        return _below(self.global_error(), self.config.global_threshold)
+        seen = self.config.partial_window or len(self.recent) == self.config.window
+        return seen and _below(self.global_error(), self.config.global_threshold)
 
     def complete_step(self, predictions: Sequence[PrefixError], solved: Container[str]) -> set[str]:
         """Take a step's predictions and return the problems that become ready.

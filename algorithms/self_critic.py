@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,7 @@ class SelfCriticPrompt:
     before_reference: tuple[int, ...]
     after_reference: tuple[int, ...]
     answers: tuple[tuple[int, ...], ...]  # tokens of each grid value, and the one that ends the critic's turn
+    block: Callable[[np.ndarray], np.ndarray | None] | None = None  # finds the solution in what follows the thinking
 
     def answer(self, value: float) -> tuple[int, ...]:
         """What the critic shall say for a grid value."""
@@ -65,11 +67,16 @@ class SelfCriticPrompt:
         return np.concatenate(parts)
 
     def solution(self, response: ArrayLike) -> np.ndarray:
-        """The part of a finished response that can serve as a reference: what follows its thinking, without the end of its turn."""
+        """The part of a finished response that can serve as a reference, without its thinking and the end of its turn.
+
+        That is its `block` (the proof of AC2's problems), or all of it where the task names none or the response has none.
+        """
         response = _ids(response)
         if (ends := self._ends_of_thinking(response)).size:
             response = response[ends[-1] :]
-        return response[:-1] if len(response) and response[-1] == self.end_of_turn else response
+        response = response[:-1] if len(response) and response[-1] == self.end_of_turn else response
+        block = self.block(response) if self.block is not None else None
+        return response if block is None else _ids(block)
 
     @property
     def longest_instruction(self) -> int:
@@ -107,15 +114,20 @@ def value_error(prediction: float | None, target: float) -> float:
     return 1.0 if prediction is None else abs(prediction - target)
 
 
-def endpoint_advantages(values: np.ndarray, self_scored: np.ndarray, judge_failure: str = "zero") -> tuple[np.ndarray, np.ndarray]:
+def endpoint_advantages(
+    values: np.ndarray, self_scored: np.ndarray, judge_failure: str = "zero", invalid_value: str = "mean_of_valid"
+) -> tuple[np.ndarray, np.ndarray]:
     """`A_i = v_i - mean_j v_j` within a group, and which continuations the actor learns from; all [n].
 
     A value that the critic could not give (NaN) counts as the mean of the group's valid ones, or 0 without any, and its
     continuation gets no loss. A reward that the judge could not give counts as 0 and keeps its continuation's loss (Appendix C), or
-    with `leave_out` takes no part and has none.
+    with `leave_out` takes no part and has none. `invalid_value=mean_with_failures` has such a 0 in the mean that stands in, too.
     """
     invalid = np.isnan(values)
     mean = values[~invalid].mean() if not invalid.all() else 0.0
+    if invalid_value == "mean_with_failures" and judge_failure == "zero":
+        known = ~invalid | ~self_scored
+        mean = np.where(invalid, 0.0, values)[known].mean() if known.any() else 0.0
     filled = np.where(invalid, np.where(self_scored, mean, 0.0), values)
     if judge_failure == "zero":
         return filled - filled.mean(), ~(invalid & self_scored)

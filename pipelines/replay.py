@@ -24,7 +24,7 @@ import ray
 
 from algorithms.ac2 import AC2
 from algorithms.replay import Replay
-from algorithms.self_critic import MAX_ANSWER_TOKENS
+from algorithms.self_critic import MAX_ANSWER_TOKENS, SelfCriticPrompt
 from algorithms.types import PromptRow
 from pipelines.command import cluster
 from pipelines.command.entry import command
@@ -111,7 +111,7 @@ def run(tree: dict[str, Any]) -> Path:
     critic = self_critic(config)
     hash_ = tokenizer_hash(load_tokenizer(config.model.path))
     buffer = ReplayBuffer(url, sys.maxsize, hash_, read_index(url))
-    rows = plan(job, buffer, bank_of(source))
+    rows = plan(job, buffer, bank_of(source), critic.prompt)
     parts = [rows.slice(start, job.rows_per_file) for start in range(0, rows.num_rows, job.rows_per_file)]
     missing = _missing(output, digest({**own, "seed": config.seed, "model": config.model.path, "buffer": url}), len(parts))
     print(
@@ -130,7 +130,7 @@ def run(tree: dict[str, Any]) -> Path:
     return output
 
 
-def plan(job: ReplayJob, buffer: ReplayBuffer, bank: dict[str, list[int]]) -> pa.Table:
+def plan(job: ReplayJob, buffer: ReplayBuffer, bank: dict[str, list[int]], prompt: SelfCriticPrompt) -> pa.Table:
     """One row for each of `prefixes` problems: its latest trajectory, cut. The order of problems is random and follows the seed."""
     rng = np.random.default_rng([job.seed, 0])
     latest = {trajectory.problem_id: trajectory for trajectory in buffer.trajectories()}
@@ -143,7 +143,7 @@ def plan(job: ReplayJob, buffer: ReplayBuffer, bank: dict[str, list[int]]) -> pa
         prefix = buffer.prefix(trajectory, min(job.cut_of(trajectory.length, rng), job.budget - 1))
         # Never the trajectory that is cut: it would give the rest away.
         others = [sequence for sequence in solutions.get(problem_id, []) if sequence != trajectory.sequence]
-        reference = bank.get(problem_id) or (buffer.response(others[-1]) if others else None)
+        reference = bank.get(problem_id) or (prompt.solution(buffer.response(others[-1])).tolist() if others else None)
         problem = buffer.problem(trajectory)
         rows.append(PromptRow(problem, job.group_size, job.budget - len(prefix), prefix_ids=prefix, reference_ids=reference))
     return plan_table(rows, 0, 0, 0, job.seed)
@@ -167,6 +167,8 @@ def bank_of(path: str) -> dict[str, list[int]]:
     from algorithms.ac2_memory import unpacked
 
     memory = checkpoint.read_coordinator_whole(saved)["memory"]
+    if "bank" not in memory["values"]:
+        return {}
     return {
         problem: ids.tolist() for problem, ids in zip(memory["values"]["bank"], unpacked("bank", memory["arrays"]), strict=True)
     }

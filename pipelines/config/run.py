@@ -183,8 +183,9 @@ def self_critic(config: RunConfig) -> SelfCritic:
     """What engines need to ask this run's model for values."""
     from pipelines.engines.self_critic_prompt import load_self_critic_prompt
 
-    prompt = load_self_critic_prompt(config.model.self_critic_prompt, config.model.path, config.task.template_arguments)
-    return SelfCritic(prompt, config.self_critic_context(prompt), config.task.complete_answer)
+    task = config.task
+    prompt = load_self_critic_prompt(config.model.self_critic_prompt, config.model.path, task.template_arguments, task.solution)
+    return SelfCritic(prompt, config.self_critic_context(prompt), task.complete_answer)
 
 
 def _check(config: RunConfig) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -75,8 +76,16 @@ class TaskConfig:
     max_new_tokens: int
     reward_range: tuple[float, float] | None
     complete_answer: str | None
+    solution: str | None = None
     answer: AnswerConfig = field(default_factory=AnswerConfig)
     template_arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("complete_answer", "solution"):
+            try:
+                re.compile(getattr(self, name) or "")
+            except re.error as error:
+                raise DataError(f"task.{name}={getattr(self, name)}: no regular expression ({error}).") from None
 
     def reading(self, keep_prompts: bool) -> tuple[int, bool, dict[str, Any]]:
         """How `load_problems` reads this task's rows."""

@@ -1,8 +1,12 @@
 """From a template file and a tokenizer to the self-critic's prompt: the token ids around a state and of every grid value."""
 
+import re
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from algorithms.self_critic import MAX_ANSWER_TOKENS, VALUES, SelfCriticPrompt, format_value
@@ -13,8 +17,34 @@ FIELDS = ("close_thinking", "plain", "with_reference", "reply")
 STATE = "\u2402state\u2403"  # stands for the partial response while the chat template is rendered; in no real text
 
 
-def load_self_critic_prompt(path: str, model_path: str, template_arguments: dict[str, Any] | None = None) -> SelfCriticPrompt:
-    """The self-critic's prompt in a model's own turns; ValueError if the file or the tokenizer cannot make one."""
+@dataclass(frozen=True)
+class SolutionBlock:
+    """Finds the last match of a pattern in the text of token ids; its own ids, or None without a match."""
+
+    pattern: str
+    model_path: str
+
+    def __call__(self, ids: np.ndarray) -> np.ndarray | None:
+        matches = list(re.finditer(self.pattern, self._tokenizer.decode(ids.tolist())))
+        if not matches or not matches[-1].group():
+            return None
+        return np.asarray(self._tokenizer(matches[-1].group(), add_special_tokens=False)["input_ids"], np.int32)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self.model_path)
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"pattern": self.pattern, "model_path": self.model_path}
+
+
+def load_self_critic_prompt(
+    path: str, model_path: str, template_arguments: dict[str, Any] | None = None, solution: str | None = None
+) -> SelfCriticPrompt:
+    """The self-critic's prompt in a model's own turns; ValueError if the file or the tokenizer cannot make one.
+
+    `solution` is the pattern of the part of a response that can serve as a reference.
+    """
     template = _read(path)
     tokenizer = load_tokenizer(model_path)
 
@@ -32,7 +62,8 @@ def load_self_critic_prompt(path: str, model_path: str, template_arguments: dict
             f"model.path={model_path}: its tokenizer writes a value such as 0.1 in {longest - 1} tokens, and the critic has "
             f"{MAX_ANSWER_TOKENS - 1}; use another model."
         )
-    return SelfCriticPrompt(ids(template["close_thinking"]), plain, ids(before), ids(after), answers)
+    block = SolutionBlock(solution, model_path) if solution is not None else None
+    return SelfCriticPrompt(ids(template["close_thinking"]), plain, ids(before), ids(after), answers, block)
 
 
 def _read(path: str) -> dict[str, str]:

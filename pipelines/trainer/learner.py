@@ -126,16 +126,19 @@ class Learner:
             if not unfinished:
                 return samples
 
-    def minibatches(self, samples: list[Sample], count: int) -> list[list[Sample]]:
-        """Split the step's order of samples (by `index`, over all ranks) into `count` parts of equal size, give or take one.
+    def minibatches(self, samples: list[Sample], count: int, balanced: bool = False) -> list[list[Sample]]:
+        """Split the step's samples, over all ranks, into `count` parts of equal size, give or take one.
 
-        Rollouts that only refill the replay buffer are in none.
+        The step's order is cut, or with `balanced` the order of length is dealt out, forth and back. Rollouts that only refill the
+        replay buffer are in none.
         """
         samples = [s for s in samples if s.purpose != "refill"]
-        order = {index: place for place, index in enumerate(sorted(self.ranks.gather([s.index for s in samples])))}
+        every = self.ranks.gather([(-s.response_length if balanced else 0, s.index) for s in samples])
+        order = {index: place for place, (_, index) in enumerate(sorted(every))}
         parts: list[list[Sample]] = [[] for _ in range(count)]
         for sample in sorted(samples, key=lambda s: s.index):
-            parts[order[sample.index] * count // len(order)].append(sample)
+            place = order[sample.index]
+            parts[dealt(place, count) if balanced else place * count // len(order)].append(sample)
         return parts
 
     def step(
@@ -147,17 +150,18 @@ class Learner:
         aggregation: str = "token-mean",
         lr: float | None = None,
         temperature: float | None = None,
+        weightless_tokens: int = 0,
         entropy_grad: bool = False,
         measure_change: bool = False,
     ) -> Step:
         """Accumulate gradients over micro-batches, clip, update; skipped on all ranks if not finite."""
         started, spec = time.perf_counter(), self.specs[optimizer]
         samples = [s for s in samples if s.response_length]
-        tokens, count = self.ranks.total([sum(s.response_length for s in samples), len(samples)])
+        tokens, count, weightless = self.ranks.total([sum(s.response_length for s in samples), len(samples), weightless_tokens])
         if not count:
             return Step(0)
         self.residency.use(spec.model, optimizer)
-        totals, meter, module = BatchTotals(int(tokens), int(count)), Meter(self.ranks), self.models[spec.model]
+        totals, meter, module = BatchTotals(int(tokens + weightless), int(count)), Meter(self.ranks), self.models[spec.model]
 
         def objective(batch: list[Sample]) -> Tensor:
             made, anchor = self._batch(module, batch, temperature or self.temperature, entropy_grad)
@@ -173,8 +177,8 @@ class Learner:
         applied = self.optimizers[optimizer].apply(lr, whole_loss, measure_change)
         self.updates[optimizer] += int(not applied.skipped)
         self._spent(spec.timing, started)
-        means = meter.means(totals.tokens)
-        return Step(totals.tokens, whole_loss, applied.grad_norm, lr, applied.skipped, applied.change, means)
+        means = meter.means(int(tokens))
+        return Step(int(tokens), whole_loss, applied.grad_norm, lr, applied.skipped, applied.change, means)
 
     def total(self, values: list[float]) -> list[float]:
         """Each number summed over all ranks."""
@@ -231,6 +235,12 @@ class Learner:
 
     def _spent(self, timing: str, started: float) -> None:
         self.timings[timing] = self.timings.get(timing, 0.0) + time.perf_counter() - started
+
+
+def dealt(place: int, count: int) -> int:
+    """Which of `count` hands the card at a place goes to: 0 1 2 2 1 0 0 1 2 ..."""
+    turn, seat = divmod(place, count)
+    return count - 1 - seat if turn % 2 else seat
 
 
 def _padded_tokens(samples: list[Sample]) -> int:

@@ -47,9 +47,13 @@ class World:
                 ids[len(ids) // 2] = ANSWERED
             finished = new <= tokens
             ids = [*ids[:-1], END] if finished else ids[:tokens]
-            reward = None if rng.random() < 0.05 else float(rng.random() < self.difficulty[problem])
+            reward = None if rng.random() < 0.05 else self.reward(rng, self.difficulty[problem])
             made.append((tuple(ids), "stop" if finished else "length", reward))
         return made
+
+    @staticmethod
+    def reward(rng, share):
+        return float(rng.random() < share)
 
     def value(self, step, problem, state):
         rng = self._rng(step, int(problem[1:]), len(state), sum(state), 7)
@@ -63,6 +67,14 @@ class World:
 
     def changes(self, step):
         return [1.0, 0.5], 3.5 if step % 5 in (1, 2, 3) else 2.0
+
+
+class Sevenths(World):
+    """Graded in sevenths, as proofs are; a judge's answer arrives with six digits."""
+
+    @staticmethod
+    def reward(rng, share):
+        return round(float(rng.binomial(7, share)) / 7, 6)
 
 
 class ScriptedLearner:
@@ -83,11 +95,13 @@ class ScriptedLearner:
     def total(self, values):
         return values
 
-    def minibatches(self, batch, count):
-        assert count == 2
+    def minibatches(self, batch, count, balanced):
+        assert (count, balanced) == (2, True)  # a group's continuations can fall into both
         return [[], []]
 
-    def step(self, optimizer, samples, loss, *, measure_change, aggregation="token-mean", lr=None, temperature=None):
+    def step(
+        self, optimizer, samples, loss, *, measure_change, weightless_tokens=0, aggregation="token-mean", lr=None, temperature=None
+    ):
         assert measure_change
         if optimizer == "self_critic":
             assert (self.actor_steps, aggregation, temperature) == (1, "sum", 1.0)  # between the two of the actor
@@ -142,7 +156,8 @@ def rolled_out(table, world, step):
         columns["prefix_value"].append(world.value(step, problem, prefix) if row["ask_value"] else None)
         columns["reference_left_out"].append(False)
         columns["reward"].append([None if own else reward for (_, _, reward), own in zip(made, owned, strict=True)])
-        columns["reward_status"].append(["self_critic" if own else "ok" for own in owned])
+        failed = ["error: no answer" if reward is None else "ok" for _, _, reward in made]
+        columns["reward_status"].append(["self_critic" if own else status for own, status in zip(owned, failed, strict=True)])
     generated = schema.append(table, {name: columns[name] for name, _ in schema.GENERATE}, "generate")
     return schema.append(generated, {name: columns[name] for name, _ in schema.JUDGE}, "judge")
 
@@ -165,12 +180,16 @@ def reference_of(world, chosen):
         g=r.group_size, b=r.chunk_tokens, budget=r.max_new_tokens, capacity=r.replay.capacity, grid=r.replay.cut_grid,
         max_fraction=0.9, alpha=r.audit_fraction, pairs_kept=critic.buffer_pairs, pairs_drawn=critic.pairs_per_update, window=5,
         tau_global=0.20, tau_local=0.18, min_valid=r.min_valid, least=r.reference_reward, lr=critic.rate.initial,
-        floor=critic.rate.floor, target_entropy=0.28,
+        floor=critic.rate.floor, target_entropy=0.28, grouped=r.grouped,
     )  # fmt: skip
 
 
-def test_thirty_steps_agree_with_the_plain_restatement(tmp_path):
-    world, chosen = World([p.problem_id for p in PROBLEMS]), algorithm()
+@pytest.mark.parametrize("grouped", [True, False], ids=["groups", "single_chunks"])
+@pytest.mark.parametrize("kind", [World, Sevenths])
+def test_thirty_steps_agree_with_the_plain_restatement(tmp_path, kind, grouped):
+    """Judge and critic fail now and then; references are shown as the plan found them."""
+    world = kind([p.problem_id for p in PROBLEMS])
+    chosen = algorithm(grouped=grouped, audit_fraction=0.25 if grouped else 0.0)
     coordinator, reference = coordinator_of(tmp_path, chosen), reference_of(world, chosen)
     seen = set()
     for step in range(1, 31):
@@ -183,8 +202,14 @@ def test_thirty_steps_agree_with_the_plain_restatement(tmp_path):
             )  # fmt: skip
             assert row["advantages"] == pytest.approx(one["advantages"], abs=1e-6)
             assert row["actor_mask"] == one["mask"]
+            assert row["reference_ids"] == (None if one["reference"] is None else list(without_end(one["reference"])))
             assert row["self_critic_target"] == (None if one["target"] is None else pytest.approx(one["target"]))
             seen |= {row["purpose"], "chunk" if row["chunk"] else "full", *row["finish_reason"], *row["reward_status"]}
+            seen |= {
+                "no value" for value, own in zip(row["endpoint_value"], row["self_scored"], strict=True) if own and value is None
+            }
+            seen |= {"invalid V(s)"} if row["purpose"] == "train" and row["prefix_value"] is None else set()
+            seen |= {"reference"} if row["reference_ids"] is not None else set()
         memory = coordinator.memory
         assert memory.readiness.ready == reference.ready
         assert memory.readiness.last_error == pytest.approx(reference.last_error)
@@ -196,7 +221,21 @@ def test_thirty_steps_agree_with_the_plain_restatement(tmp_path):
         assert_lessons(learner, lessons)
         assert (memory.clip_offset, learner.lr) == (pytest.approx(reference.k), pytest.approx(lr))
         assert (memory.self_critic_lr, memory.streak) == (pytest.approx(reference.lr), reference.streak)
-    assert seen >= {"refill", "train", "audit", "chunk", "full", "stop", "length", "self_critic", "ok"}
+    assert seen >= {
+        "refill",
+        "train",
+        "chunk",
+        "full",
+        "stop",
+        "length",
+        "self_critic",
+        "ok",
+        "no value",
+        "invalid V(s)",
+        "reference",
+    }
+    assert ("audit" in seen) == grouped
+    assert "error: no answer" in seen
     assert len(reference.ready) >= 3
     assert reference.lr == reference.floor
 
@@ -310,7 +349,8 @@ def test_single_chunks_come_from_separate_prefixes_of_ready_problems(tmp_path):
 
 def test_references_may_be_too_long_and_pairs_too():
     chosen = algorithm()
-    memory = AC2Memory(chosen.self_critic, chosen.readiness, chosen.entropy, PROMPT, context_limit=12, spread_floor=0.1)
+    plain = dataclasses.replace(chosen.self_critic, overlong_reference="plain")
+    memory = AC2Memory(plain, chosen.readiness, chosen.entropy, PROMPT, context_limit=12, spread_floor=0.1)
 
     def pair(problem, length):
         ids = np.arange(20, 20 + length)
@@ -325,6 +365,11 @@ def test_references_may_be_too_long_and_pairs_too():
     assert recalled.weight == 3
     assert sorted(e.weight for e in recalled.lessons) == [0.5, 0.5, 1.0, 1.0]
     assert (recalled.metrics["ac2/overlong_pairs"], recalled.metrics["ac2/overlong_references"]) == (1, 1)
+    memory.config = dataclasses.replace(chosen.self_critic, overlong_reference="skip")  # as the paper does
+    recalled = memory.recall(np.random.default_rng(0))
+    assert recalled.weight == 2
+    assert sorted(e.weight for e in recalled.lessons) == [0.5, 0.5, 1.0]
+    assert (recalled.metrics["ac2/overlong_pairs"], recalled.metrics["ac2/overlong_references"]) == (2, 0)
 
 
 def test_noise_normalization_weighs_pairs_by_the_inverse_spread_of_their_values():

@@ -106,6 +106,8 @@ def test_table_5s_bins_follow_from_the_range_of_rewards():
     bins = CategoricalConfig(101, None, None)
     assert bins.resolved((0.0, 1.0)) == ((-0.1, 1.1), pytest.approx(0.009))
     assert bins.resolved((-1.0, 1.0)) == ((-1.1, 1.1), pytest.approx(0.0165))
+    head = configure("algorithm=hl_gauss_ppo", "task=graded_chain", "task.reward_range=[-1.0,1.0]").algorithm.head
+    assert HLGauss(101, (-1.1, 1.1), 0.0165).target(torch.tensor([0.3])).allclose(head.target(torch.tensor([0.3])))
     assert CategoricalConfig(21, (-0.5, 1.5), 0.08).resolved(None) == ((-0.5, 1.5), 0.08)
     with pytest.raises(ValueError, match=r"needs task.reward_range=\[low,high\]"):
         bins.resolved(None)
@@ -213,7 +215,7 @@ def test_the_critics_rate_scales_with_its_minibatches_as_in_table_7():
         def __init__(self):
             self.rates, self.updates = [], {"value": 0}
 
-        def minibatches(self, batch, count):
+        def minibatches(self, batch, count, balanced):
             return [[]] * count
 
         def step(self, optimizer, samples, loss, *, lr):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.schedules import EntropyControl, SelfCriticRate
+from algorithms.entropy import EntropyControl
+from algorithms.self_critic_rate import SelfCriticRate
 
 PAPER = EntropyControl(target=0.28, step=0.02, minimum=-0.08, maximum=0.08, initial=0.06)
 
@@ -31,7 +32,7 @@ def test_the_offset_stays_within_its_bounds(entropies):
 
 def test_the_critics_rate_is_halved_after_two_steps_in_a_row_down_to_the_floor():
     root = math.sqrt(2)
-    rate = SelfCriticRate(initial=2 * root * 1e-6, floor=5 * root * 1e-7, ratio=2.0, patience=2)  # Table 4
+    rate = SelfCriticRate(initial=2 * root * 1e-6, floor=5 * root * 1e-7, ratio=2.0, patience=2, restart_streak=True)  # Table 4
     lr, streak = rate.initial, 0
     seen = []
     for critic, actors in [(5, 2), (3, 2), (5, 2), (4.1, 2), (5, 2), (5, 2)]:

@@ -53,16 +53,19 @@ def test_cuts_lie_where_the_paper_has_them(length, cut, seed):
 def test_the_latest_trajectory_of_each_problem_is_cut_and_never_its_own_reference(tmp_path):
     buffer = ReplayBuffer(str(tmp_path), 100, "t")
     buffer.append(stored("abca", [1.0, 1.0, 0.0, 1.0]))
-    planned = replay.plan(JOB, buffer, bank={"c": [7, 7]})
+    planned = replay.plan(JOB, buffer, bank={"c": [7, 7]}, prompt=PROMPT)
     found = {one["problem_id"]: one for one in planned.to_pylist()}
     assert set(found) == {"a", "b", "c"}
     held = buffer.trajectories()
     assert found["a"]["prefix_ids"] == buffer.prefix(held[3], len(found["a"]["prefix_ids"]))
     assert found["a"]["reference_ids"] == buffer.response(held[0].sequence)  # the other solution
+    thinking = dataclasses.replace(PROMPT, close_thinking=tuple(buffer.response(held[0].sequence)[:2]))
+    shown = {one["problem_id"]: one["reference_ids"] for one in replay.plan(JOB, buffer, {}, thinking).to_pylist()}
+    assert shown["a"] == buffer.response(held[0].sequence)[2:]  # without its thinking, as in the bank
     assert found["b"]["reference_ids"] is None  # its only solution is the one that is cut
     assert found["c"]["reference_ids"] == [7, 7]  # from a checkpoint's bank
     assert all(one["max_new_tokens"] == 40 - len(one["prefix_ids"]) for one in found.values())
-    assert planned.equals(replay.plan(JOB, buffer, bank={"c": [7, 7]}))
+    assert planned.equals(replay.plan(JOB, buffer, bank={"c": [7, 7]}, prompt=PROMPT))
 
 
 class Critic:
@@ -109,9 +112,9 @@ def test_a_job_goes_on_with_what_is_missing_and_refuses_another_jobs_folder(tmp_
 def test_a_plan_is_rows_of_the_schema(tmp_path):
     buffer = ReplayBuffer(str(tmp_path), 100, "t")
     with pytest.raises(ValueError, match="the buffer is empty"):
-        replay.plan(JOB, buffer, {})
+        replay.plan(JOB, buffer, {}, PROMPT)
     buffer.append(stored("a", [1.0]))
-    assert replay.plan(JOB, buffer, {}).schema.equals(schema.STAGES["plan"])
+    assert replay.plan(JOB, buffer, {}, PROMPT).schema.equals(schema.STAGES["plan"])
 
 
 def test_settings_that_cannot_work_are_refused():

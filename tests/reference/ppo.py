@@ -46,6 +46,8 @@ def ppo_update(
     overlong_filter,
     noise_floor,  # None: no noise normalisation
     critic_minibatches,
+    critic_epochs=1,
+    critic_lr_warmup=0,
     value_clip,
     bins,  # None: scalar head, else (centres, bandwidth)
     clip_low,
@@ -56,6 +58,8 @@ def ppo_update(
     kl_in_reward,
     positive_nll,
     max_grad_norm,
+    actor_minibatches=1,
+    actor_epochs=1,
 ):
     """One step. `groups`: dicts with `prompt`, `responses`, `rollout_logprobs`, `rewards` (None: not judged), `truncated`.
 
@@ -110,16 +114,18 @@ def ppo_update(
     weights = {g: inverse[g] * len(inverse) / sum(inverse.values()) if g in inverse else 1.0 for g in spreads}
 
     # K critic minibatches
-    losses, norms = [], []
-    size = len(samples) // critic_minibatches
-    for k in range(critic_minibatches):
+    losses, norms, critic_clipped = [], [], []
+    size, full_rate = len(samples) // critic_minibatches, critic_optimizer.param_groups[0]["lr"]
+    for update in range(critic_epochs * critic_minibatches):
+        k = update % critic_minibatches
         part = [s for s in samples[k * size : (k + 1) * size] if s["critic"]]
-        total = torch.zeros(())
+        total, clipped = torch.zeros(()), 0
         for s in part:
             outputs = outputs_of(backbone, head, s["prompt"], s["response"])
             if bins is None:
                 v, old, target = outputs[:, 0], s["old_values"], s["returns"]
                 near = old + (v - old).clamp(-value_clip, value_clip)
+                clipped += int(((near - target) ** 2 > (v - target) ** 2).sum())
                 per_token = 0.5 * torch.maximum((v - target) ** 2, (near - target) ** 2)
             else:
                 targets = torch.stack([gaussian_bins(r, *bins) for r in s["returns"]])
@@ -129,34 +135,47 @@ def ppo_update(
         critic_optimizer.zero_grad()
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_([*backbone.parameters(), *head.parameters()], max_grad_norm)))
+        critic_optimizer.param_groups[0]["lr"] = full_rate * min(1.0, (update + 1) / max(critic_lr_warmup, 1))
         critic_optimizer.step()
+        critic_clipped.append(clipped / sum(len(s["response"]) for s in part))
         losses.append(loss.item())
 
     # The actor
-    part = [s for s in samples if s["actor"]]
-    tokens = sum(len(s["response"]) for s in part)
-    positive = sum(len(s["response"]) for s in part if s["reward"] > 0)
-    total = torch.zeros(())
-    for s in part:
-        new, _ = logprobs_of(policy, s["prompt"], s["response"], temperature)
-        ratio, a = (new - s["old"]).exp(), s["advantage"].float()
-        surrogate = torch.minimum(ratio * a, ratio.clamp(1 - clip_low, 1 + clip_high) * a)
-        surrogate = torch.where(a < 0, torch.maximum(surrogate, dual_clip * a), surrogate)
-        tis = (s["old"] - s["rollout"]).exp().clamp(max=tis_cap)
-        kl = ((s["ref"] - new).exp() - 1 - (s["ref"] - new)).clamp(-10, 10)
-        total = total + (-surrogate * tis + kl_coef * kl).sum() / tokens
-        if positive_nll and s["reward"] > 0:
-            total = total - positive_nll * new.sum() / positive
-    actor_optimizer.zero_grad()
-    total.backward()
-    actor_norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm))
-    actor_optimizer.step()
+    actor_norms, bounded, dual_bounded = [], [], []
+    size = len(samples) // actor_minibatches
+    for update in range(actor_epochs * actor_minibatches):
+        k = update % actor_minibatches
+        part = [s for s in samples[k * size : (k + 1) * size] if s["actor"]]
+        tokens = sum(len(s["response"]) for s in part)
+        positive = sum(len(s["response"]) for s in part if s["reward"] > 0)
+        total, clipped, dual_clipped = torch.zeros(()), 0, 0
+        for s in part:
+            new, _ = logprobs_of(policy, s["prompt"], s["response"], temperature)
+            ratio, a = (new - s["old"]).exp(), s["advantage"].float()
+            surrogate = torch.minimum(ratio * a, ratio.clamp(1 - clip_low, 1 + clip_high) * a)
+            clipped += int((surrogate < ratio * a).sum())
+            dual_clipped += int(((a < 0) & (surrogate < dual_clip * a)).sum())
+            surrogate = torch.where(a < 0, torch.maximum(surrogate, dual_clip * a), surrogate)
+            tis = (s["old"] - s["rollout"]).exp().clamp(max=tis_cap)
+            kl = ((s["ref"] - new).exp() - 1 - (s["ref"] - new)).clamp(-10, 10)
+            total = total + (-surrogate * tis + kl_coef * kl).sum() / tokens
+            if positive_nll and s["reward"] > 0:
+                total = total - positive_nll * new.sum() / positive
+        actor_optimizer.zero_grad()
+        total.backward()
+        actor_norms.append(float(torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)))
+        actor_optimizer.step()
+        bounded.append(clipped / tokens)
+        dual_bounded.append(dual_clipped / tokens)
     return {
         "critic/vf_loss": sum(losses) / len(losses),
         "critic/grad_norm": sum(norms) / len(norms),
+        "critic/vf_clipfrac": sum(critic_clipped) / len(critic_clipped),
         "critic/vf_explained_var": explained,
         "critic/noise_weight/max": max(weights.values()),
         "critic/values/mean": float(old_values.mean()),
         "critic/returns/mean": float(returns.mean()),
-        "actor/grad_norm": actor_norm,
+        "actor/grad_norm": sum(actor_norms) / len(actor_norms),
+        "actor/pg_clipfrac": sum(bounded) / len(bounded),
+        "actor/pg_clipfrac_lower": sum(dual_bounded) / len(dual_bounded),
     }

@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import pickle
+import re
 import shutil
 
 import pytest
 
 from algorithms.self_critic import VALUES, SelfCriticPrompt
+from pipelines.config.compose import compose, resolved
 from pipelines.config.run import ASSETS, self_critic_of
 from pipelines.data.prompts import load_tokenizer
 from pipelines.engines.self_critic import SelfCritic
@@ -106,6 +109,25 @@ def test_a_reference_that_is_too_long_is_left_out_and_a_state_that_is_not_asked_
     long = request(prefix_ids=[7] * 2, reference_ids=[8] * 9)
     assert QUERIES.context(long, []) == ([5, 6, 7, 7, 9, 2], True)
     assert QUERIES.context(request(), [8] * 5) == (None, False)
+
+
+def test_the_block_of_a_solution_is_what_serves_as_a_reference():
+    tokenizer = load_tokenizer(TINY)
+
+    def ids(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    prompt = load_self_critic_prompt(str(SHIPPED / "compact.yaml"), TINY, solution=r"\d\+\d=\d")
+    assert prompt.solution(ids("1+2=3;3+4=7;#07")).tolist() == ids("3+4=7")  # the last
+    assert prompt.solution(ids("3;#07")).tolist() == ids("3;#07")  # none: all that follows the thinking
+    again = pickle.loads(pickle.dumps(prompt))  # it goes to the coordinator and to every engine
+    assert again.solution(ids("1+2=3;")).tolist() == ids("1+2=3")
+    files = ("model.path=m", "task.train.files=[a]", "task.validation.files=[b]")
+    pattern = resolved(compose(["experiment=ac2_paper", *files]))["task"]["solution"]
+    (block,) = re.findall(pattern, "I write <proof> as told.\n<proof>so\nit is</proof> Done.")
+    assert block == "<proof>so\nit is</proof>"
+    with pytest.raises(ValueError, match=r"task\.solution=.*no regular expression"):
+        configure("task.solution='('")
 
 
 def test_the_critics_context_holds_a_reference_and_no_more_than_the_model(tmp_path):

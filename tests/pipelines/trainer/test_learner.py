@@ -14,6 +14,7 @@ from algorithms.types import Lesson, Recalled
 from pipelines.trainer import policy as model_module
 from pipelines.trainer import state as train_state
 from pipelines.trainer.batching import samples_of
+from pipelines.trainer.learner import dealt
 from pipelines.trainer.optimizer import NonFiniteError
 from tests.conftest import configure
 from tests.distributed import run_ranks
@@ -113,6 +114,24 @@ def ac2_updated(folder: str, max_tokens: int = 4096) -> dict:
     return {"metrics": metrics, "weights": weights, "left": memory.left}
 
 
+def weightless_step(folder: str, tokens: int) -> float:
+    """The loss of a step of the actor that counts further tokens on each rank."""
+    learner = make_learner(folder, 4096)
+    samples = learner.receive(share(credited(make_groups())), {"policy": lambda sample: True})
+    minibatch = [sample for sample in samples if sample.actor_mask]
+    return learner.step("actor", minibatch, configure().algorithm.loss, weightless_tokens=tokens).loss
+
+
+def controlled(folder: str) -> dict:
+    """An update of GRPO with AC2's entropy control: its metrics, and what it left with the memory."""
+    memory = ScriptedMemory()
+    fields = "{target:0.28,step:0.02,minimum:-0.08,maximum:0.08,initial:0.06}"
+    algorithm = configure(f"algorithm.entropy={fields}").algorithm
+    learner = make_learner(folder, 4096, memory=memory)
+    groups = [{**group, "prefix_ids": []} for group in make_groups()]  # the entropy is that of responses from the prompt
+    return {"metrics": algorithm.update(learner, share(credited(groups, algorithm))), "left": memory.left}
+
+
 EXTRAS = {"kl_estimator": "k3", "kl_coef": 0.1, "entropy_coef": 0.01, "loss_aggregation": "seq-mean-token-mean"}
 
 
@@ -125,6 +144,8 @@ def everything(folder: str, path: str) -> dict:
         "second": second_update(folder, path),
         "ac2": ac2_updated(folder),
         "ac2_small": ac2_updated(folder, max_tokens=64),
+        "weightless": [weightless_step(folder, tokens) for tokens in (0, 10)],
+        "controlled": controlled(folder),
     }
     if dist.get_world_size() == 1:
         results["chunked"] = updated(folder, logits=128 * 5)
@@ -264,6 +285,36 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one(results, one: dict, two: dict)
     for name, value in two["second"].items():
         torch.testing.assert_close(one["second"][name], value, rtol=0, atol=1e-6)
     assert AutoModelForCausalLM.from_pretrained(f"{results['path']}/model").config.model_type == "qwen3"
+
+
+def test_weightless_tokens_are_in_the_denominator_of_all_ranks(one: dict, two: dict):
+    """The loss is a sum over the rest: 10 more tokens on each rank make it smaller by as much."""
+    tokens = sum(
+        len(r) for g in make_groups() for r, reward in zip(g["response_ids"], g["reward"], strict=True) if reward is not None
+    )
+    for ranks, found in ((1, one), (2, two)):
+        without, counted = found["weightless"]
+        assert counted == pytest.approx(without * tokens / (tokens + 10 * ranks), rel=1e-5)
+
+
+def test_grpo_may_have_the_entropy_control_of_ac2(one: dict, two: dict):
+    entropy = one["controlled"]["metrics"]["actor/prompt_entropy"]
+    offset = 0.06 + (0.02 if entropy < 0.28 else -0.02)
+    for found in (one, two):
+        assert found["controlled"]["left"] == {"clip_offset": pytest.approx(offset)}
+        assert found["controlled"]["metrics"]["actor/clip_high"] == pytest.approx(0.28 + offset)
+        assert found["controlled"]["metrics"]["actor/prompt_entropy"] == pytest.approx(entropy, rel=1e-5)
+
+
+@pytest.mark.parametrize(("count", "size"), [(2, 24), (3, 25), (4, 7)])
+def test_balanced_minibatches_are_dealt_out_by_length(count, size):
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(1, 200, size)
+    hands: list[list[int]] = [[] for _ in range(count)]
+    for place, length in enumerate(sorted(lengths.tolist(), reverse=True)):
+        hands[dealt(place, count)].append(length)
+    assert max(map(len, hands)) - min(map(len, hands)) <= 1
+    assert max(map(sum, hands)) - min(map(sum, hands)) <= lengths.max()
 
 
 def test_prompt_and_prefix_get_no_loss():

@@ -29,6 +29,12 @@ VARIANTS = {
     "easyppo": ("algorithm=easyppo", "algorithm.critic.minibatches=3", "algorithm.gamma=0.99", "algorithm.gae_lambda_value=0.9"),
     "hl_gauss": ("algorithm=hl_gauss_ppo", BINS),
     "vapo": ("algorithm=vapo", "algorithm.positive_nll_coef=0.1", "algorithm.kl_in_reward=0.05", "algorithm.gae_lambda_value=0.95"),
+    # Several steps from the same old values and probabilities, within bounds so narrow that every clip binds; the rate warms up.
+    "bounded": (
+        *("algorithm=ppo", "algorithm.minibatches=2", "algorithm.epochs=2", "algorithm.critic.minibatches=2"),
+        *("algorithm.critic.epochs=2", "algorithm.critic.lr_warmup_steps=3", "algorithm.critic.value_clip=0.002"),
+        *("algorithm.clip_low=0.002", "algorithm.clip_high=0.002", "algorithm.dual_clip=1.001"),
+    ),
     "both": ("algorithm=ppo", "algorithm.overlong_filter=both", "algorithm.gae_lambda_policy=0.9"),
 }
 
@@ -183,16 +189,20 @@ def reference(folders: dict[str, str], variant: str) -> tuple[dict, dict, dict]:
         overlong_filter=algorithm.overlong_filter,
         noise_floor=algorithm.critic.floor(algorithm.reward_range, 4) if algorithm.critic.noise_normalization else None,
         critic_minibatches=algorithm.critic.minibatches,
-        value_clip=0.2,
+        critic_epochs=algorithm.critic.epochs,
+        critic_lr_warmup=algorithm.critic.lr_warmup_steps,
+        value_clip=algorithm.critic.value_clip,
         bins=(torch.linspace(-0.5, 1.5, 21), 0.08) if variant == "hl_gauss" else None,
-        clip_low=0.2,
+        clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
-        dual_clip=3.0,
+        dual_clip=algorithm.dual_clip,
         tis_cap=2.0,
         kl_coef=algorithm.kl_coef,
         kl_in_reward=algorithm.kl_in_reward,
         positive_nll=algorithm.positive_nll_coef,
         max_grad_norm=1.0,
+        actor_minibatches=algorithm.minibatches,
+        actor_epochs=algorithm.epochs,
     )
     parts = {f"backbone.{k}": v for k, v in backbone.state_dict().items()} | {f"head.{k}": v for k, v in head.state_dict().items()}
     return numbers, policy.state_dict(), parts
@@ -204,6 +214,10 @@ def test_an_update_is_the_plain_references(folders, results, variant: str):
     own = results[1][variant]
     if variant != "easyppo":
         del numbers["critic/noise_weight/max"]
+    if variant == "hl_gauss":
+        del numbers["critic/vf_clipfrac"]  # a categorical head has no clip
+    if variant == "bounded":
+        assert min(numbers[f"{name}"] for name in ("critic/vf_clipfrac", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")) > 0.01
     for name, value in numbers.items():
         assert own["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
     for name, value in own["weights"].items():
