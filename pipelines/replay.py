@@ -1,31 +1,27 @@
-"""`python -m pipelines.replay checkpoint=... buffer=... output=... [key=value ...]`: offline prefix replay.
+"""`python -m pipelines.replay checkpoint=... output=... [buffer=... key=value ...]`: offline prefix replay.
 
-Cuts prefixes from any replay buffer, continues each to its end with any checkpoint, judges, and asks that checkpoint's self-critic
-at the prefix and after a chunk, with a reference solution and without. A Ray Data job of its own: every block ends as one Parquet
-file of groups, and a job that is started again makes those that are missing.
+Cuts prefixes from the checkpoint's or any other replay buffer, continues each to its end with the checkpoint, judges, and asks its
+self-critic at the prefix and after a chunk, with a reference solution and without. `mode=probe` asks about the prefixes that the
+run sampled after the checkpoint, and generates nothing. A Ray Data job of its own: every block ends as one Parquet file of groups,
+and a job that is started again makes those that are missing.
 """
 
 import json
-import math
 import os
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import ray
 
 from algorithms.ac2 import AC2
-from algorithms.replay import Replay
-from algorithms.self_critic import MAX_ANSWER_TOKENS, SelfCriticPrompt
-from algorithms.types import PromptRow
+from algorithms.self_critic import MAX_ANSWER_TOKENS
 from pipelines.command import cluster
 from pipelines.command.entry import command
 from pipelines.command.progress import table
@@ -34,15 +30,14 @@ from pipelines.config.run import RunConfig, build, digest, self_critic
 from pipelines.data.prompts import load_tokenizer
 from pipelines.engines.pool import EnginePool
 from pipelines.engines.self_critic import SelfCritic
-from pipelines.rollout.plan import plan_table
+from pipelines.rollout.offline import ReplayJob, Saved, open_buffer, plan, sampled_after
 from pipelines.rollout.stages import generate, judge_rows
 from pipelines.store import checkpoint
-from pipelines.store.replay_buffer import ReplayBuffer, ReplayError, read_index, tokenizer_hash
+from pipelines.store.replay_buffer import ReplayBuffer, tokenizer_hash
 from pipelines.store.whole_file import write_atomically
 from serve import judge
 from serve.reward_function import RewardFunction
 
-FRACTIONS = (0.05, 0.95)  # AC2 Appendix A.4
 SETTINGS = "replay.json"
 
 # What is added to a judged group: the self-critic's answers, null where it gave no value. `probed`: continuations that had not
@@ -56,46 +51,15 @@ ASKED = [
 ]
 
 
-@dataclass(frozen=True)
-class ReplayJob:
-    """What to cut and how far to go."""
-
-    BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
-        "prefixes": (1, math.inf),
-        "group_size": (1, 1 << 16),
-        "chunk_tokens": (1, math.inf),
-        "rows_per_file": (1, math.inf),
-    }
-
-    prefixes: int
-    group_size: int
-    cut: str
-    chunk_tokens: int
-    rows_per_file: int
-    seed: int
-    budget: int  # tokens of a response, prefix included
-    replay: Replay  # the algorithm's; `cut=grid` cuts on its grid
-    reference_reward: float  # a trajectory worth this much can serve as a reference
-
-    def __post_init__(self) -> None:
-        if self.cut not in ("fraction", "grid"):
-            raise ConfigError(f"cut={self.cut}: use fraction or grid.")
-
-    def cut_of(self, length: int, rng: np.random.Generator) -> int:
-        """Where to cut a response of `length` tokens."""
-        if self.cut == "fraction":
-            return int(rng.uniform(*FRACTIONS) * length)
-        return self.replay.cut(length, rng)
-
-
 def run(tree: dict[str, Any]) -> Path:
-    """Check, plan, roll out what is missing; the folder of groups."""
-    own = {name: tree.pop(name) for name in ("buffer", "prefixes", "group_size", "cut", "chunk_tokens", "rows_per_file")}
-    output = Path(tree.pop("output")).resolve()
+    """Check, plan, make what is missing; the folder of groups."""
+    own = {name: tree.pop(name) for name in ("prefixes", "group_size", "cut", "chunk_tokens", "rows_per_file")}
+    output, url = Path(tree.pop("output")).resolve(), tree.pop("buffer")
+    mode, problems = _choice(tree, "mode", ("continue", "probe")), _choice(tree, "problems", (None, "ready", "all"))
+    _choice({"cut": own["cut"]}, "cut", ("fraction", "grid"))
     source = tree["checkpoint"]
     model = tree["model"] | {"path": checkpoint.model_folder(source)}
     config = build(tree | {"model": model, "checkpoint": {"every": 0, "keep_last": 1, "keep_best": 0}})
-    url = own.pop("buffer")
     algorithm = config.algorithm
     if not isinstance(algorithm, AC2) or algorithm.replay is None:
         raise ConfigError(f"algorithm={algorithm.name}: offline replay cuts and asks as AC2 does; use algorithm=ac2 or a variant.")
@@ -108,70 +72,57 @@ def run(tree: dict[str, Any]) -> Path:
         replay=algorithm.replay,
         reference_reward=algorithm.reference_reward,
     )
-    critic = self_critic(config)
-    hash_ = tokenizer_hash(load_tokenizer(config.model.path))
-    buffer = ReplayBuffer(url, sys.maxsize, hash_, read_index(url))
-    rows = plan(job, buffer, bank_of(source), critic.prompt)
+    critic, saved = self_critic(config), Saved.read(source)
+    if mode == "probe":
+        rows, shown = _sampled(source, saved)
+    else:
+        rows, shown = _cut(job, open_buffer(url, saved, tokenizer_hash(load_tokenizer(config.model.path))), saved, problems, critic)
     parts = [rows.slice(start, job.rows_per_file) for start in range(0, rows.num_rows, job.rows_per_file)]
-    missing = _missing(output, digest({**own, "seed": config.seed, "model": config.model.path, "buffer": url}), len(parts))
-    print(
-        table(
-            [
-                ("buffer", f"{url}: {len(buffer.trajectories())} trajectories" + "".join(f"; skipped {w}" for w in buffer.skipped)),
-                ("prefixes", f"{rows.num_rows}, {rows.num_rows - rows['reference_ids'].null_count} with a reference"),
-                ("files", f"{len(parts)}, {len(missing)} to make"),
-            ]
-        ),
-        flush=True,
-    )
+    named = {**own, "mode": mode, "problems": problems, "seed": config.seed, "model": config.model.path}
+    planned = zip(rows["problem_id"].to_pylist(), map(len, rows["prefix_ids"].to_pylist()), strict=True)
+    missing = _missing(output, digest(named | {"planned": list(planned)}), len(parts))
+    print(table([*shown, ("files", f"{len(parts)}, {len(missing)} to make")]), flush=True)
     if missing:
-        _roll_out(config, critic, job, [(i, parts[i]) for i in missing], output)
+        _make(mode, config, critic, job, [(i, parts[i]) for i in missing], output)
     print(table([("groups", str(output))]))
     return output
 
 
-def plan(job: ReplayJob, buffer: ReplayBuffer, bank: dict[str, list[int]], prompt: SelfCriticPrompt) -> pa.Table:
-    """One row for each of `prefixes` problems: its latest trajectory, cut. The order of problems is random and follows the seed."""
-    rng = np.random.default_rng([job.seed, 0])
-    latest = {trajectory.problem_id: trajectory for trajectory in buffer.trajectories()}
-    if not latest:
-        raise ReplayError(f"{buffer.url}: the buffer is empty; give one with trajectories.")
-    solutions = _solutions(buffer, job.reference_reward)
-    rows = []
-    for problem_id in rng.permutation(sorted(latest))[: job.prefixes].tolist():
-        trajectory = latest[problem_id]
-        prefix = buffer.prefix(trajectory, min(job.cut_of(trajectory.length, rng), job.budget - 1))
-        # Never the trajectory that is cut: it would give the rest away.
-        others = [sequence for sequence in solutions.get(problem_id, []) if sequence != trajectory.sequence]
-        reference = bank.get(problem_id) or (prompt.solution(buffer.response(others[-1])).tolist() if others else None)
-        problem = buffer.problem(trajectory)
-        rows.append(PromptRow(problem, job.group_size, job.budget - len(prefix), prefix_ids=prefix, reference_ids=reference))
-    return plan_table(rows, 0, 0, 0, job.seed)
+def _choice(tree: dict[str, Any], name: str, choices: tuple[str | None, ...]) -> Any:
+    value = tree.pop(name)
+    if value not in choices:
+        raise ConfigError(f"{name}={value}: use {' or '.join('null' if choice is None else choice for choice in choices)}.")
+    return value
 
 
-def _solutions(buffer: ReplayBuffer, least: float) -> dict[str, list[int]]:
-    """Sequence numbers of trajectories that can serve as references, by problem."""
-    found: dict[str, list[int]] = {}
-    for trajectory in buffer.trajectories():
-        if trajectory.reward is not None and trajectory.reward >= least:
-            found.setdefault(trajectory.problem_id, []).append(trajectory.sequence)
-    return found
-
-
-def bank_of(path: str) -> dict[str, list[int]]:
-    """The reference bank in a checkpoint of AC2; empty for any other."""
-    folders = [Path(path), *checkpoint.complete(path)[-1:]]
-    saved = next((folder for folder in folders if (folder / checkpoint.MEMORY).is_file()), None)
+def _sampled(source: str, saved: Saved | None) -> tuple[pa.Table, list[tuple[str, str]]]:
+    """The groups that a checkpoint is probed with, and what is shown of them."""
     if saved is None:
-        return {}
-    from algorithms.ac2_memory import unpacked
+        raise ConfigError(
+            f"checkpoint={source}: mode=probe asks about what a run sampled after a checkpoint; give a checkpoint of a run."
+        )
+    rows, steps = sampled_after(saved)
+    return rows, [("prefixes", f"{rows.num_rows} with a reference and rewards alone, of steps {steps[0]} to {steps[-1]}")]
 
-    memory = checkpoint.read_coordinator_whole(saved)["memory"]
-    if "bank" not in memory["values"]:
-        return {}
-    return {
-        problem: ids.tolist() for problem, ids in zip(memory["values"]["bank"], unpacked("bank", memory["arrays"]), strict=True)
-    }
+
+def _cut(
+    job: ReplayJob, buffer: ReplayBuffer, saved: Saved | None, problems: str | None, critic: SelfCritic
+) -> tuple[pa.Table, list[tuple[str, str]]]:
+    """Prefixes cut from a buffer, and what is shown of them."""
+    ready = saved.ready if saved is not None else None
+    if problems == "ready" and ready is None:
+        raise ConfigError("problems=ready: the checkpoint knows no readiness; only AC2's do.")
+    chosen = None if problems == "all" else ready
+    rows = plan(job, buffer, saved.bank if saved is not None else {}, critic.prompt, chosen)
+    kind = "" if chosen is None else f" of {sum(problem in chosen for problem in buffer.latest())} ready problems"
+    return rows, [
+        (
+            "buffer",
+            f"{buffer.url}: {len(buffer.trajectories())} trajectories, {len(buffer.latest())} problems"
+            + "".join(f"; skipped {why}" for why in buffer.skipped),
+        ),
+        ("prefixes", f"{rows.num_rows}{kind}, {rows.num_rows - rows['reference_ids'].null_count} with a reference"),
+    ]
 
 
 def _missing(output: Path, fingerprint: str, parts: int) -> list[int]:
@@ -189,37 +140,47 @@ def file_of(output: Path, part: int) -> Path:
     return output / f"groups-{part:05d}.parquet"
 
 
-def _roll_out(config: RunConfig, critic: SelfCritic, job: ReplayJob, parts: list[tuple[int, pa.Table]], output: Path) -> None:
+def _make(
+    mode: str, config: RunConfig, critic: SelfCritic, job: ReplayJob, parts: list[tuple[int, pa.Table]], output: Path
+) -> None:
+    """Have the engines and, unless prefixes are only probed, the judge make the groups of these parts."""
     cluster.connect(config.ray, config.judge.http_port)
+    probing = mode == "probe"
+    unused = ("trainer", "coordinator", *(["judge"] if probing else []))
     demand = cluster.demand(config)
-    cluster.check_demand({name: part for name, part in demand.items() if "trainer" not in name and "coordinator" not in name})
+    cluster.check_demand({name: part for name, part in demand.items() if not any(word in name for word in unused)})
     context = max(config.max_model_len, critic.context_limit + MAX_ANSWER_TOKENS)
     engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed)
-    judge.start(config.judge, RewardFunction.read(config.reward), output, config.task.reward_range, config.task.answer)
+    if not probing:
+        judge.start(config.judge, RewardFunction.read(config.reward), output, config.task.reward_range, config.task.answer)
     engines.wait_ready()
     ids = [rows["row_id"][0].as_py() for _, rows in parts]
     names = dict(zip(ids, (str(file_of(output, i)) for i, _ in parts), strict=True))
     stage: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow", "num_cpus": 0.05}
-    dataset = (
-        ray.data.from_arrow([rows for _, rows in parts])
-        .map_batches(partial(generate, engines=engines, sampling={"train": config.sampling}), **stage)
-        .map_batches(partial(judge_rows, config=config.judge, send_ids=config.reward.signature == "trl"), **stage)
-        .map_batches(partial(ask, engines=engines, critic=critic, job=job), **stage)
-        .map_batches(partial(_write, names=names), **stage)
-    )
+    dataset: ray.data.Dataset = ray.data.from_arrow([rows for _, rows in parts])
+    if not probing:
+        dataset = dataset.map_batches(partial(generate, engines=engines, sampling={"train": config.sampling}), **stage)
+        dataset = dataset.map_batches(partial(judge_rows, config=config.judge, send_ids=config.reward.signature == "trl"), **stage)
+    asked = partial(ask, engines=engines, critic=critic, job=None if probing else job, model_path=config.model.path)
+    dataset = dataset.map_batches(asked, **stage).map_batches(partial(_write, names=names), **stage)
     done = 0
     for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
         done += len(batch["row_id"])
         print(f"  {done}/{sum(rows.num_rows for _, rows in parts)} groups", flush=True)
 
 
-def ask(groups: pa.Table, engines: EnginePool, critic: SelfCritic, job: ReplayJob) -> pa.Table:
-    """Add the self-critic's answers at each group's prefix and at its continuations after a chunk, with a reference and without."""
+def ask(groups: pa.Table, engines: EnginePool, critic: SelfCritic, job: ReplayJob | None, model_path: str) -> pa.Table:
+    """Add the self-critic's answers at each group's prefix and at its continuations after a chunk, with a reference and without.
+
+    Without a job it is asked at prefixes alone.
+    """
     rows = groups.to_pylist()
-    probed = [_probed(row, job) for row in rows]
+    tokenizer = load_tokenizer(model_path) if job is not None and critic.complete_answer is not None else None
+    probed = [_probed(row, critic, job, tokenizer) for row in rows]
     states: list[dict[str, Any]] = []
     for row, flags in zip(rows, probed, strict=True):
-        ends = [[], *(ids[: job.chunk_tokens] for ids, flag in zip(row["response_ids"], flags, strict=True) if flag)]
+        chunk = job.chunk_tokens if job is not None else 0
+        ends = [[], *(ids[:chunk] for ids, flag in zip(row["response_ids"], flags, strict=True) if flag)]
         references = [None] if row["reference_ids"] is None else [None, row["reference_ids"]]
         states += [
             {"prompt_ids": row["prompt_ids"], "prefix_ids": [*row["prefix_ids"], *end], "reference_ids": reference}
@@ -239,10 +200,17 @@ def ask(groups: pa.Table, engines: EnginePool, critic: SelfCritic, job: ReplayJo
     return groups
 
 
-def _probed(row: dict[str, Any], job: ReplayJob) -> list[bool]:
-    """Continuations that go on after a chunk: where AC2 would have stopped them and asked the self-critic."""
+def _probed(row: dict[str, Any], critic: SelfCritic, job: ReplayJob | None, tokenizer: Any) -> list[bool]:
+    """Continuations that go on after a chunk, without a complete answer: where AC2 would have stopped and asked the self-critic."""
+    if job is None:
+        return [False] * len(row["response_ids"])
     left = job.budget - len(row["prefix_ids"])
-    return [len(ids) > job.chunk_tokens and job.chunk_tokens < left for ids in row["response_ids"]]
+    flags = [len(ids) > job.chunk_tokens and job.chunk_tokens < left for ids in row["response_ids"]]
+    if tokenizer is None:
+        return flags
+    ends = [[*row["prefix_ids"], *ids[: job.chunk_tokens]] for ids in row["response_ids"]]
+    texts = tokenizer.batch_decode(ends, skip_special_tokens=True)
+    return [flag and not critic.answered(text) for flag, text in zip(flags, texts, strict=True)]
 
 
 def _write(groups: pa.Table, names: dict[int, str]) -> pa.Table:

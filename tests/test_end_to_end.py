@@ -178,7 +178,7 @@ def test_prefixes_are_replayed_offline_and_the_critic_is_diagnosed(resumed, work
     groups, page = workspace / "groups", workspace / "diagnostics.html"
     arguments = [
         f"checkpoint={resumed['output']}",
-        f"buffer={resumed['output']}/replay",
+        "problems=all",
         f"output={groups}",
         "task=number_walk",
         "prefixes=6",

@@ -23,9 +23,10 @@ class SelfCritic:
         An answer stands after the thinking section; a model that thinks and has not ended it has none, whatever it quotes (AC2
         Appendix C, Readiness and auditing).
         """
-        return bool(request["chunk"]) and reason == "length" and not self._answered(text)
+        return bool(request["chunk"]) and reason == "length" and not self.answered(text)
 
-    def _answered(self, text: str) -> bool:
+    def answered(self, text: str) -> bool:
+        """Whether the text of a response holds a complete answer, after its thinking."""
         if self.complete_answer is None:
             return False
         thinks = len(self.prompt.close_thinking) > 0  # its template may have opened the section in the prompt

@@ -57,7 +57,8 @@ class RunBuffer:
     def _pinned_files(self) -> set[str]:
         """Buffer files that a checkpoint may go back to."""
         states = [checkpoint.read_coordinator(path) for path in checkpoint.complete(self._place.output_dir)]
-        return {name for state in states for name in (state["replay"] or {"files": []})["files"]}
+        views = [state["replay"] for state in states if state["replay"] is not None]
+        return {name for view in views for name in [*view["files"], *view["latest"]]}
 
     def metrics(self, step: int, known: Container[str]) -> dict[str, float]:
         """How much it holds, and how old that is."""

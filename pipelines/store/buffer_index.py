@@ -10,7 +10,7 @@ from pipelines.store.trajectories import ReplayError
 
 INDEX, OWNER = "index.json", "owner.json"
 FILE = re.compile(r"trajectories-(\d{12})\.parquet")
-_KEYS = {"tokenizer_hash": str, "files": list, "oldest": int, "next": int}
+_KEYS = {"tokenizer_hash": str, "files": list, "latest": list, "oldest": int, "next": int}
 
 
 def read_index(url: str) -> dict[str, Any]:
@@ -34,10 +34,11 @@ def check_index(where: str, index: Any) -> dict[str, Any]:
     for name, kind in _KEYS.items():
         if not isinstance(index.get(name), kind) or isinstance(index.get(name), bool):
             raise ReplayError(f"{where}: {name} is missing or no {kind.__name__}.")
-    for name in index["files"]:
+    names = [*index["latest"], *index["files"]]
+    for name in names:
         if not isinstance(name, str) or FILE.fullmatch(name) is None:
             raise ReplayError(f"{where}: names the file {name!r}, which is none of a replay buffer's.")
-    if len(set(index["files"])) != len(index["files"]):
+    if len(set(names)) != len(names):
         raise ReplayError(f"{where}: names a file twice.")
     return index
 

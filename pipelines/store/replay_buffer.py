@@ -48,17 +48,23 @@ class Place:
 
 
 class ReplayBuffer:
-    """The newest `capacity` trajectories under a URL; `state()` and `view` carry it through checkpoints."""
+    """The newest `capacity` trajectories under a URL, and the latest of each problem, which is not sampled once it has left.
+
+    `state()` and `view` carry it through checkpoints.
+    """
 
     def __init__(self, url: str, capacity: int, tokenizer_hash: str, view: dict[str, Any] | None = None) -> None:
         self.url, self.capacity, self.tokenizer_hash = url, capacity, tokenizer_hash
         self.skipped: list[str] = []  # files that could not be read, with the reason
         self._fs, self._root = fsspec.core.url_to_fs(url)
         self._fs.makedirs(self._root, exist_ok=True)
-        self._files: list[str] = []
-        self._unread: list[str] = []  # files of the buffer that could not be read this time
+        self._files: list[str] = []  # of what the buffer holds
+        self._older: list[str] = []  # files whose trajectories have left but for a problem's latest
+        self._unread: list[str] = []  # those that could not be read this time
+        self._older_unread: list[str] = []
         self._next = 0
         self._entries: list[StoredTrajectory] = []  # oldest first
+        self._latest: dict[str, StoredTrajectory] = {}  # by problem
         self._places: dict[int, Place] = {}  # where each trajectory lies, by its sequence
         if view is not None:
             self._open(view)
@@ -75,7 +81,7 @@ class ReplayBuffer:
         _check_tokenizer(source, index, tokenizer_hash)
         fs, root = fsspec.core.url_to_fs(source)
         copy = cls(url, capacity, tokenizer_hash)
-        for name in index["files"]:
+        for name in [*index["latest"], *index["files"]]:
             with fs.open(f"{root}/{name}", "rb") as old, copy._fs.open(f"{copy._root}/{name}", "wb") as new:
                 shutil.copyfileobj(old, new)
         copy._open(index)
@@ -85,6 +91,10 @@ class ReplayBuffer:
     def trajectories(self) -> list[StoredTrajectory]:
         """What the buffer holds, oldest first."""
         return list(self._entries)
+
+    def latest(self) -> dict[str, StoredTrajectory]:
+        """The latest trajectory of each problem that was ever stored, by problem; those that have left the buffer among them."""
+        return dict(self._latest)
 
     def prefix(self, trajectory: StoredTrajectory, cut: int) -> list[int]:
         """The first `cut` response tokens of a trajectory."""
@@ -124,14 +134,15 @@ class ReplayBuffer:
         self._write_index()
 
     def state(self) -> dict[str, Any]:
-        """The index: which files and which of their trajectories are the buffer now."""
+        """The index: which files and which of their trajectories are the buffer now, and which others hold a problem's latest."""
         oldest = self._entries[0].sequence if self._entries else self._next
         files = sorted([*self._files, *self._unread])
-        return {"tokenizer_hash": self.tokenizer_hash, "files": files, "oldest": oldest, "next": self._next}
+        index = {"tokenizer_hash": self.tokenizer_hash, "files": files, "latest": sorted([*self._older, *self._older_unread])}
+        return index | {"oldest": oldest, "next": self._next}
 
     def collect(self, kept: Iterable[str]) -> list[str]:
         """Delete this buffer's files that neither it nor `kept` (files of checkpoints) names; returns them."""
-        wanted = {*self._files, *self._unread, *kept}
+        wanted = {*self._files, *self._older, *self._unread, *self._older_unread, *kept}
         found = [os.path.basename(path) for path in self._fs.glob(f"{self._root}/trajectories-*.parquet")]
         dropped = [name for name in found if name not in wanted]
         for name in dropped:
@@ -142,7 +153,7 @@ class ReplayBuffer:
 
     def _open(self, view: dict[str, Any]) -> None:
         _check_tokenizer(self.url, check_index(self.url, view), self.tokenizer_hash)
-        for name in view["files"]:
+        for name in sorted([*view["latest"], *view["files"]]):
             try:
                 with self._fs.open(f"{self._root}/{name}", "rb") as stream:
                     file = pq.ParquetFile(stream)
@@ -151,7 +162,8 @@ class ReplayBuffer:
                 _check_rows(name, light)
             except (OSError, KeyError, pa.ArrowException, ReplayError) as error:
                 self.skipped.append(f"{self.url}/{name}: {(str(error) or type(error).__name__).splitlines()[0]}")
-                self._unread.append(name)  # it stays in the index: next time it may be readable
+                # It stays in the index: next time it may be readable.
+                (self._older_unread if name in view["latest"] else self._unread).append(name)
                 continue
             self._files.append(name)
             self._take(name, light, sizes)
@@ -163,14 +175,16 @@ class ReplayBuffer:
         for row, place in zip(light.to_pylist(), places, strict=True):
             entry = StoredTrajectory(row["sequence"], row["problem_id"], row["response_length"], row["reward"], row["step"])
             self._entries.append(entry)
+            self._latest[entry.problem_id] = entry
             self._places[entry.sequence] = place
 
     def _trim(self, oldest: int = 0) -> None:
         live = [entry for entry in self._entries if entry.sequence >= oldest][-self.capacity :]
-        self._places = {entry.sequence: self._places[entry.sequence] for entry in live}
+        self._places = {entry.sequence: self._places[entry.sequence] for entry in [*live, *self._latest.values()]}
         self._entries = live
-        files = {place.file for place in self._places.values()}
+        files = {self._places[entry.sequence].file for entry in live}
         self._files = [name for name in self._files if name in files]
+        self._older = sorted({place.file for place in self._places.values()} - files)
         self._unread = [name for name in self._unread if not self._files or name > self._files[0]]
 
     def _write_table(self, table: pa.Table, name: str) -> None:
@@ -227,7 +241,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 def check_place(config: ReplayBufferConfig, expected: str, run: str) -> None:
     """ReplayError if the buffer to begin with is missing, of another tokenizer or this run's own, or `url` is another run's."""
     if config.start_from is not None:
-        if _same(config.start_from, config.url or f"{run}/replay"):
+        if same_place(config.start_from, config.url or f"{run}/replay"):
             raise ReplayError(
                 f"replay_buffer.start_from={config.start_from}: this run's own buffer; leave it out, or give another."
             )
@@ -236,7 +250,7 @@ def check_place(config: ReplayBufferConfig, expected: str, run: str) -> None:
         check_owner(config.url, run)
 
 
-def _same(one: str, other: str) -> bool:
+def same_place(one: str, other: str) -> bool:
     """Whether two URLs name the same folder."""
     (fs, path), (other_fs, other_path) = fsspec.core.url_to_fs(one), fsspec.core.url_to_fs(other)
     local = "file" in fs.protocol

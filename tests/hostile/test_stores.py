@@ -12,7 +12,7 @@ from pipelines.store.buffer_index import claim
 from pipelines.store.replay_buffer import ReplayBuffer, ReplayBufferConfig, ReplayError, check_place
 from tests.pipelines.store.test_replay_buffer import ids, row, table
 
-GOOD = {"tokenizer_hash": "tok", "files": ["trajectories-000000000000.parquet"], "oldest": 0, "next": 1}
+GOOD = {"tokenizer_hash": "tok", "files": ["trajectories-000000000000.parquet"], "latest": [], "oldest": 0, "next": 1}
 
 # What stands in index.json, and what is said of it.
 INDEXES = {
@@ -32,6 +32,9 @@ INDEXES = {
     "a file in a folder": (json.dumps({**GOOD, "files": ["a/trajectories-000000000000.parquet"]}), "names the file 'a/"),
     "a file of another name": (json.dumps({**GOOD, "files": ["index.json"]}), "names the file 'index.json'"),
     "a name with a null": (json.dumps({**GOOD, "files": ["trajectories-000000000000.parquet\0"]}), "names the file"),
+    "without the latest": (json.dumps({**GOOD, "latest": None}), "latest is missing"),
+    "a latest above": (json.dumps({**GOOD, "latest": ["../secret.parquet"]}), "names the file '../secret.parquet'"),
+    "a latest of the buffer": (json.dumps({**GOOD, "latest": GOOD["files"]}), "names a file twice"),
     "a file twice": (json.dumps({**GOOD, "files": GOOD["files"] * 2}), "names a file twice"),
     "a file that is a number": (json.dumps({**GOOD, "files": [0]}), "names the file 0"),
 }

@@ -150,11 +150,46 @@ def test_another_runs_buffer_can_be_the_start(url):
 def test_only_files_that_nothing_names_are_deleted(tmp_path):
     buffer = ReplayBuffer(str(tmp_path), 2, "tok")
     for i in range(4):
-        buffer.append(table(row(i)))
+        buffer.append(table(row(i) | {"problem_id": "p"}))
     names = sorted(path.name for path in tmp_path.glob("*.parquet"))
     assert len(names) == 4
     assert buffer.collect(kept=[names[1]]) == [names[0]]
     assert sorted(path.name for path in tmp_path.glob("*.parquet")) == names[1:]
+
+
+def test_the_latest_trajectory_of_each_problem_outlives_the_buffer_and_is_not_sampled(url):
+    buffer = ReplayBuffer(url, 2, "tok")
+    for i, problem in enumerate("abcab"):
+        buffer.append(table(row(i) | {"problem_id": problem}))
+    assert ids(buffer) == ["a", "b"]
+    view = buffer.state()
+    assert (len(view["files"]), len(view["latest"])) == (2, 1)
+    assert len(buffer.collect(kept=[])) == 2  # the first of a and of b
+    for found in (buffer, ReplayBuffer(url, 2, "tok", view), ReplayBuffer.copy_of(url, f"{url}/copy", 2, "tok", view)):
+        latest = found.latest()
+        assert {problem: one.sequence for problem, one in latest.items()} == {"a": 3, "b": 4, "c": 2}
+        assert found.response(2) == found.prefix(latest["c"], 12) == row(2)["response_ids"]
+        assert found.problem(latest["c"]).problem_id == "c"
+        assert ids(found) == ["a", "b"]
+        assert found.state() == view
+    buffer.append(table(row(5) | {"problem_id": "c"}))
+    assert buffer.state()["latest"] == ["trajectories-000000000003.parquet"]  # now a has left, and c is back
+
+
+def test_a_latest_trajectory_that_cannot_be_read_this_time_is_kept(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path), 1, "tok")
+    for i, problem in enumerate("ab"):
+        buffer.append(table(row(i) | {"problem_id": problem}))
+    file = tmp_path / "trajectories-000000000000.parquet"
+    whole = file.read_bytes()
+    file.write_bytes(b"")
+    opened = ReplayBuffer(str(tmp_path), 1, "tok", buffer.state())
+    assert len(opened.skipped) == 1
+    opened.append(table(row(2) | {"problem_id": "b"}))
+    assert file.name in opened.state()["latest"]
+    opened.collect(kept=[])
+    file.write_bytes(whole)
+    assert set(ReplayBuffer(str(tmp_path), 1, "tok", opened.state()).latest()) == {"a", "b"}
 
 
 def test_log_probabilities_belong_to_new_tokens_only(url):
