@@ -44,6 +44,7 @@ def settings(workspace) -> list[str]:
         "algorithm.min_valid=2",
         *SMALL,
         f"steps={STEPS}",
+        "checkpoint.keep_steps=[2]",
         f"tracking.uri=sqlite:///{workspace}/mlflow.db",
         f"tracking.artifacts={workspace}/artifacts",
     ]
@@ -196,6 +197,21 @@ def test_prefixes_are_replayed_offline_and_the_critic_is_diagnosed(resumed, work
     assert report(["diagnostics", f"groups={groups}", f"out={page}", f"uri=sqlite:///{workspace}/mlflow.db"]) == 0
     assert "signed bias" in capsys.readouterr().out
     assert "data:image/png;base64," in page.read_text()
+
+
+def test_a_checkpoint_is_probed_with_what_its_run_sampled_next(resumed, workspace, capsys):
+    groups = workspace / "probes"
+    source = resumed["output"] / "checkpoints/step_000002"
+    replay.run(
+        resolved(compose([f"checkpoint={source}", f"output={groups}", "mode=probe", "task=number_walk", ONE_ENGINE], "replay"))
+    )
+    assert f"of steps 3 to {STEPS}" in capsys.readouterr().out
+    rows = [row for file in sorted(groups.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+    assert rows
+    assert all(None not in row["reward"] and not any(row["probed"]) for row in rows)
+    assert any(row["value_with_reference"] is not None for row in rows)
+    assert report(["diagnostics", f"groups={groups}", f"out={workspace}/probes.html", f"uri=sqlite:///{workspace}/mlflow.db"]) == 0
+    assert "with reference" in capsys.readouterr().out
 
 
 def test_a_cluster_too_small_fails_with_a_table(workspace, capsys):
