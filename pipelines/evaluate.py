@@ -81,6 +81,7 @@ def per_problem(rows: list[dict[str, Any]]) -> pa.Table:
                 "data_source": row["data_source"],
                 "mean_reward": sum(valid) / len(valid) if (valid := [r for r in row["reward"] if r is not None]) else None,
                 "rewards": row["reward"],
+                "acc": row["acc"],
                 "reward_status": row["reward_status"],
                 "finish_reasons": row["finish_reason"],
                 "response_lengths": [len(ids) for ids in row["response_ids"]],

@@ -21,7 +21,7 @@ from ray import serve
 from serve import typed_json
 from serve.body_limit import BodyLimit
 from serve.pool import SandboxPool
-from serve.reward_function import RewardFunction
+from serve.reward_function import RewardFunction, Scored
 from serve.sandbox import START_TIMEOUT_S
 from serve.verifiers import find
 from serve.verifiers.answer_form import AnswerConfig
@@ -79,23 +79,37 @@ class Item(BaseModel):
 
 
 class Verdict(BaseModel):
-    """Its reward, or null with the reason in `status`."""
+    """Its reward and how right it is (`acc`), or null with the reason in `status`."""
 
     reward: float | None
+    acc: float | None
     status: str
 
 
 # Defined before the class: Serve takes a copy of it, with what it knows at that moment.
-def _verdict(score: float | str, bounds: tuple[float, float] | None) -> dict[str, Any]:
-    """A finite number within the task's range is a reward; anything else is null with its reason."""
+def _verdict(score: Scored, bounds: tuple[float, float] | None) -> dict[str, Any]:
+    """A finite number within the task's range is a reward; anything else is null with its reason.
+
+    A function that says nothing of how right a response is has its reward taken for that.
+    """
     if isinstance(score, str):
-        return {"reward": None, "status": score}
-    if not math.isfinite(score):
-        return {"reward": None, "status": f"error: the verifier returned {score}"}
+        return {"reward": None, "acc": None, "status": score}
+    reward, acc = score if isinstance(score, tuple) else (score, score)
+    if not (math.isfinite(reward) and math.isfinite(acc)):
+        return {"reward": None, "acc": None, "status": f"error: the verifier returned {reward if math.isfinite(acc) else acc}"}
     low, high = bounds or (-LARGEST, LARGEST)
-    if not low - ROUNDING <= score <= high + ROUNDING:
-        return {"reward": None, "status": f"error: a reward of {score:g} is outside task.reward_range=[{low:g}, {high:g}]"}
-    return {"reward": score, "status": "ok"}
+    if not low - ROUNDING <= reward <= high + ROUNDING:
+        status = f"error: a reward of {reward:g} is outside task.reward_range=[{low:g}, {high:g}]"
+        return {"reward": None, "acc": None, "status": status}
+    return {"reward": reward, "acc": acc, "status": "ok"}
+
+
+def _of_verifier(right: Scored, bounds: tuple[float, float] | None) -> dict[str, Any]:
+    """The verdict of a verifier, which says from 0 to 1 how right a response is: the task's range says what that is worth."""
+    if isinstance(right, float) and 0 <= right <= 1 and bounds is not None:
+        low, high = bounds
+        return _verdict((low + (high - low) * right, right), bounds)
+    return _verdict(right, bounds)
 
 
 def _in_process(item: dict[str, Any]) -> float:
@@ -166,12 +180,13 @@ class JudgeReplica:
                     if find(item["data_source"]).killable:
                         jobs.append(([i], item["data_source"]))
                     else:
-                        verdicts[i] = _verdict(_in_process(item), self._bounds)
+                        verdicts[i] = _of_verifier(_in_process(item), self._bounds)
                 except Exception as error:
                     verdicts[i] = _verdict(f"error: {type(error).__name__}: {error}"[:500], None)
         scored = await pool.score([(scorer, [items[i] for i in batch]) for batch, scorer in jobs], deadline_s)
+        read = _of_verifier if self._reward is None else _verdict
         for (batch, _), scores in zip(jobs, scored, strict=True):
-            verdicts |= {i: _verdict(score, self._bounds) for i, score in zip(batch, scores, strict=True)}
+            verdicts |= {i: read(score, self._bounds) for i, score in zip(batch, scores, strict=True)}
         return [verdicts[i] for i in range(len(items))]
 
     def __del__(self) -> None:

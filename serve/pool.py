@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from serve.reward_function import RewardFunction
+from serve.reward_function import RewardFunction, Scored
 from serve.sandbox import Sandbox
 
 TRIES_S = (1.0, 3.0)  # a verifier's first clocks, before the whole one
 NO_TURN = "timeout: its turn did not come in the time of its batch"
 
-Scores = list[float | str]
+Scores = list[Scored]
 
 
 @dataclass

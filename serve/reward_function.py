@@ -84,13 +84,17 @@ class RewardFunction:
         return list(groups.values())
 
 
-def call(function: Callable[..., Any], signature: str, items: list[dict[str, Any]], timeout_s: float) -> list[float | str]:
+# A reward; with it the function's own verdict of how right the response is; or the reason why there is none.
+Scored = float | tuple[float, float] | str
+
+
+def call(function: Callable[..., Any], signature: str, items: list[dict[str, Any]], timeout_s: float) -> list[Scored]:
     """Rewards of the items, or for each the reason why it has none: whatever is no finite number is no reward."""
     if signature == "verl":
         results = [_verl_call(function, item) for item in items]
         if inspect.isawaitable(results[0]):
             results = asyncio.run(_gather(results, timeout_s))
-        return [_reward(result["score"] if isinstance(result, dict) and "score" in result else result) for result in results]
+        return [_scored(result) for result in results]
     result = function(**_trl_arguments(function, items))
     if inspect.isawaitable(result):
         (result,) = asyncio.run(_gather([result], timeout_s))
@@ -140,6 +144,17 @@ def _trl_arguments(function: Callable[..., Any], items: list[dict[str, Any]]) ->
 
 def _ignore(*_: Any, **__: Any) -> None:
     """TRL lets reward functions log; what they log has no place here yet."""
+
+
+def _scored(result: Any) -> Scored:
+    """What a function of verl's signature returned: a number, or a mapping with `score` and perhaps `acc`."""
+    if not isinstance(result, dict) or "score" not in result:
+        return _reward(result)
+    reward, acc = _reward(result["score"]), result.get("acc")
+    if isinstance(reward, str) or acc is None:
+        return reward
+    right = _reward(acc)
+    return (reward, right) if isinstance(right, float) else f"{right} (acc)"
 
 
 def _reward(value: Any) -> float | str:

@@ -74,9 +74,9 @@ def _curves(page: Page, configurations: Sequence[Configuration]) -> None:
         k, values = _best_of_k(one)
         if len(k):
             best.plot(k, values, color=colour, marker="o", markersize=4)
-    by_flops.set(xlabel="decoding TFLOP", ylabel="validation mean", ylim=(0, 1))
-    by_step.set(xlabel="step", ylim=(0, 1))
-    best.set(xlabel="k", ylabel="pass@k or best of k, at the last evaluation", ylim=(0, 1.02))
+    by_flops.set(xlabel="decoding TFLOP", ylabel="validation mean")
+    by_step.set(xlabel="step")
+    best.set(xlabel="k", ylabel="pass@k or best of k, at the last evaluation")
     by_flops.legend(frameon=False, fontsize=7, loc="best")
     page.figure("score", figure)
     page.text(

@@ -43,6 +43,7 @@ GENERATE = [
 ]
 JUDGE = [
     ("reward", pa.list_(pa.float32())),  # null where the judge failed, or was not asked
+    ("acc", pa.list_(pa.float32())),  # how right the verifier found it, whatever the reward for that is; null where the reward is
     ("reward_status", pa.list_(pa.string())),  # ok | self_critic | timeout | error: ...
 ]
 STAGES = {

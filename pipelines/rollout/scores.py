@@ -30,7 +30,8 @@ class EvaluationConfig:
 def evaluation_metrics(rows: list[dict[str, Any]], n: int, bootstrap: int = 1000, seed: int = 0) -> dict[str, float]:
     """mean@n, and best@k and pass@k for k = 2, 4, ... n: of each data source, and the equal mean of sources where all have it.
 
-    Names are verl's. Responses the judge could not score are left out and counted.
+    They are of how right responses are (`acc`), and the mean reward stands beside them. Names are verl's. Responses that the judge
+    could not score are left out and counted.
     """
     rng = np.random.default_rng(seed)
     metrics: dict[str, float] = {}
@@ -42,13 +43,16 @@ def evaluation_metrics(rows: list[dict[str, Any]], n: int, bootstrap: int = 1000
         shared.setdefault(everywhere, []).append(metrics[own])
 
     for source in sorted({row["data_source"] for row in rows}):
-        scores = [np.array([r for r in row["reward"] if r is not None], float) for row in rows if row["data_source"] == source]
+        own = [row for row in rows if row["data_source"] == source]
+        scores = [np.array([acc for acc in row["acc"] if acc is not None], float) for row in own]
         metrics[f"val-aux/{source}/missing"] = float(n * len(scores) - sum(map(len, scores)))
         scored = [values for values in scores if len(values)]
         if not scored:
             continue
         sources += 1
         note(f"val-core/{source}/acc/mean@{n}", f"val-core/mean/acc/mean@{n}", [float(values.mean()) for values in scored])
+        rewards = [[reward for reward in row["reward"] if reward is not None] for row in own]
+        metrics[f"val-aux/{source}/reward/mean@{n}"] = float(np.mean([np.mean(one) for one in rewards if one]))
         right_or_wrong = all(np.isin(values, (0.0, 1.0)).all() for values in scored)
         for k in (2**i for i in range(1, n.bit_length()) if 2**i <= n):
             best = [float(rng.choice(values, (bootstrap, k)).max(axis=1).mean()) for values in scored]

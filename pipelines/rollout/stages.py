@@ -21,7 +21,7 @@ from pipelines.trainer.link import CoordinatorLink
 from serve import typed_json
 from serve.judge import JudgeConfig
 
-NOT_JUDGED = {"reward": None, "status": "self_critic"}
+NOT_JUDGED = {"reward": None, "acc": None, "status": "self_critic"}
 CREDITED = ["n", "purpose", "reward", "truncated", "self_scored", "endpoint_value", "prefix_value"]
 
 Record = Callable[[str, int, bool, float, float], None]  # metric of the stage, step, whether an evaluation, start, end
@@ -66,6 +66,7 @@ def judge_rows(table: pa.Table, config: JudgeConfig, record: Record | None = Non
     groups = [[NOT_JUDGED if own else next(verdicts) for own in owned] for owned in table["self_scored"].to_pylist()]
     judged = {
         "reward": [[verdict["reward"] for verdict in group] for group in groups],
+        "acc": [[verdict["acc"] for verdict in group] for group in groups],
         "reward_status": [[verdict["status"] for verdict in group] for group in groups],
     }
     return schema.append(table, judged, "judge")
@@ -89,7 +90,7 @@ def _ask_judge(items: list[dict[str, Any]], config: JudgeConfig) -> list[dict[st
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             time.sleep(min(2.0**attempt, 10.0))
-    return [{"reward": None, "status": f"error: judge: {reason}"}] * len(items)
+    return [{"reward": None, "acc": None, "status": f"error: judge: {reason}"}] * len(items)
 
 
 def credit(table: pa.Table, algorithm: Algorithm) -> pa.Table:

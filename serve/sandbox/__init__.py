@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from serve.reward_function import RewardFunction
+from serve.reward_function import RewardFunction, Scored
 from serve.sandbox import isolation
 from serve.sandbox.channel import Channel
 
@@ -48,7 +48,7 @@ class Sandbox:
         items: list[dict[str, Any]],
         timeout_s: float | None = None,
         abandoned: threading.Event | None = None,
-    ) -> list[float | str]:
+    ) -> list[Scored]:
         """Rewards of items by a verifier (named by its data source) or a reward function, or the reason of each that has none.
 
         Once `abandoned` is set the work is killed.
@@ -70,7 +70,7 @@ class Sandbox:
             return ["error: the verifier's process died"] * len(items)
         if "error" in reply:
             return [f"error: {reply['error']}"] * len(items)
-        return [score if isinstance(score, float) else f"error: {score}" for score in reply["scores"]]
+        return [_read(score) for score in reply["scores"]]
 
     def failure_of(self, scorer: str | RewardFunction) -> str | None:
         """Why a scorer cannot be loaded; None if it can."""
@@ -159,3 +159,10 @@ class Sandbox:
         except (TimeoutError, BrokenPipeError):
             self.close()
             raise
+
+
+def _read(score: Any) -> Scored:
+    """A score as it came over the channel, where a pair is a list."""
+    if isinstance(score, list) and len(score) == 2 and all(isinstance(one, float) for one in score):
+        return score[0], score[1]
+    return score if isinstance(score, float) else f"error: {score}"

@@ -156,6 +156,7 @@ def rolled_out(table, world, step):
         columns["prefix_value"].append(world.value(step, problem, prefix) if row["ask_value"] else None)
         columns["reference_left_out"].append(False)
         columns["reward"].append([None if own else reward for (_, _, reward), own in zip(made, owned, strict=True)])
+        columns["acc"].append(columns["reward"][-1])
         failed = ["error: no answer" if reward is None else "ok" for _, _, reward in made]
         columns["reward_status"].append(["self_critic" if own else status for own, status in zip(owned, failed, strict=True)])
     generated = schema.append(table, {name: columns[name] for name, _ in schema.GENERATE}, "generate")

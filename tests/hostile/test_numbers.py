@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.rollout.scores import check_missing, check_scored, mean_score
-from serve.judge import _verdict
+from serve.judge import _of_verifier, _verdict
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e300, -1e300, 3.5e38])
@@ -26,7 +26,13 @@ def test_a_reward_lies_in_the_tasks_range(reward, fits):
 
 
 def row(*rewards, status="ok"):
-    return {"reward": list(rewards), "reward_status": [status] * len(rewards), "data_source": "d", "n": len(rewards)}
+    return {
+        "reward": list(rewards),
+        "acc": list(rewards),
+        "reward_status": [status] * len(rewards),
+        "data_source": "d",
+        "n": len(rewards),
+    }
 
 
 def test_an_evaluation_without_a_score_is_an_error_with_the_first_reason():
@@ -52,3 +58,11 @@ def test_small_rewards_are_told_apart_from_none():
 
     small = [float(np.float32(value)) for value in (5e-7, 4e-7, 1e-20)]
     assert _floats(small).tolist() == [5e-7, 4e-7, 1e-20]
+
+
+def test_what_a_verdict_is_worth_is_the_tasks_range_and_how_right_it_is_stays():
+    assert _of_verifier(0.0, (-1.0, 1.0)) == {"reward": -1.0, "acc": 0.0, "status": "ok"}
+    assert _of_verifier(0.75, (-1.0, 1.0)) == {"reward": 0.5, "acc": 0.75, "status": "ok"}
+    assert _of_verifier(1.0, None) == {"reward": 1.0, "acc": 1.0, "status": "ok"}
+    assert _verdict((-1.0, 0.0), (-1.0, 1.0)) == {"reward": -1.0, "acc": 0.0, "status": "ok"}  # a function that says both
+    assert _verdict((-1.0, math.nan), None)["reward"] is None

@@ -68,7 +68,7 @@ def test_batches_keep_their_order_and_failures_are_null(settings):
 def test_over_http_with_the_runs_token(settings, token_file):
     assert call(settings, "/healthz") == {"status": "ok"}
     assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
-    assert call(settings, "/score", BODY, token_file.read_text()) == {"reward": 1.0, "status": "ok"}
+    assert call(settings, "/score", BODY, token_file.read_text()) == {"reward": 1.0, "acc": 1.0, "status": "ok"}
     assert "/score" in call(settings, "/openapi.json")["paths"]
     for wrong in ("", "guess", token_file.read_text()[:-1]):
         status, reason = refusal(settings, "/score", BODY, wrong)
@@ -113,14 +113,14 @@ def test_a_thousand_hostile_responses_lose_no_good_verdict(settings):
     for i in range(99):
         items.insert(11 * i, good[i % 3] | {"extra_info": extra})
     verdicts = _ask_judge(items, dataclasses.replace(settings, request_timeout_s=300))
-    assert [verdicts[11 * i] for i in range(99)] == [{"reward": 1.0, "status": "ok"}] * 99
+    assert [verdicts[11 * i] for i in range(99)] == [{"reward": 1.0, "acc": 1.0, "status": "ok"}] * 99
     assert all(not v["reward"] or v["reward"] == 0.01 for i, v in enumerate(verdicts) if i % 11 or i >= 99 * 11)
 
 
 def test_a_deadline_keeps_what_is_done_and_gives_up_the_rest(settings):
     hurried = dataclasses.replace(settings, request_timeout_s=8.0, verifier_timeout_s=0.001)  # the running judge's clock is longer
     verdicts = _ask_judge([item("\\boxed{33}", "math"), *[item(SLOW, "math")] * 30], hurried)
-    assert verdicts[0] == {"reward": 1.0, "status": "ok"}
+    assert verdicts[0] == {"reward": 1.0, "acc": 1.0, "status": "ok"}
     assert {v["status"].partition(":")[0] for v in verdicts[1:]} == {"timeout"}
     assert _ask_judge([item("\\boxed{33}", "math")], settings)[0]["reward"] == 1.0
 

@@ -18,6 +18,7 @@ def verl(data_source, solution_str, ground_truth, extra_info):
     if solution_str == "nan": return nan
     if solution_str == "text": return "1.0"
     if solution_str == "dict": return {"score": 0.25, "other": 1}
+    if solution_str == "acc": return {"score": -1.0, "acc": True}
     return float(solution_str == ground_truth and extra_info["index"] == 7)
 
 async def slow(data_source, solution_str, ground_truth, extra_info):
@@ -70,6 +71,7 @@ def items(*responses, prompt="1+1="):
         ("2", 1.0),
         ("3", 0.0),
         ("dict", 0.25),
+        ("acc", (-1.0, 1.0)),
         ("raise", "error: KeyError: 'gone'"),
         ("nan", "error: the reward function returned nan"),
         ("text", "error: the reward function returned '1.0', which is no number"),

@@ -64,6 +64,7 @@ def answer(table, rewards, algorithm=None, tokens=2):
     status = ["ok" if r is not None else "error: gone" for r in rewards]
     judged = {
         "reward": [rewards[:n] for n in table["n"].to_pylist()],
+        "acc": [rewards[:n] for n in table["n"].to_pylist()],
         "reward_status": [status[:n] for n in table["n"].to_pylist()],
     }
     table = schema.append(table, judged, "judge")

@@ -14,7 +14,7 @@ from pipelines.store.outbox import metric_key
 
 
 def row(*rewards, source="a"):
-    return {"data_source": source, "n": len(rewards), "reward": list(rewards)}
+    return {"data_source": source, "n": len(rewards), "reward": list(rewards), "acc": list(rewards)}
 
 
 def test_pass_at_k_of_one_right_response_in_four():
@@ -36,6 +36,14 @@ def test_pass_at_k_needs_right_or_wrong_and_enough_scores():
     metrics = evaluation_metrics([row(1.0, None), row(0.0, 1.0)], 2)
     assert metrics["val-core/a/acc/pass@2"] == 1.0  # of the second problem alone
     assert metrics["val-aux/a/missing"] == 1.0
+
+
+def test_accuracy_is_the_verdict_and_not_the_reward():
+    """Rewards of -1 and 1 for two wrong and two right ones: accuracy 0.5 and reward 0; pass@2 is 1 - 1/6."""
+    metrics = evaluation_metrics([row(1.0, -1.0, 1.0, -1.0) | {"acc": [1.0, 0.0, 1.0, 0.0]}], 4)
+    assert metrics["val-core/a/acc/mean@4"] == mean_score(metrics, 4) == 0.5
+    assert metrics["val-aux/a/reward/mean@4"] == 0.0
+    assert metrics["val-core/a/acc/pass@2"] == pytest.approx(5 / 6)
 
 
 def test_sources_count_equally_however_many_problems_they_have():

@@ -46,7 +46,11 @@ def planned(purpose="train", count=2):
 
 
 def judged(table):
-    rewards = {"reward": [[1.0, 0.0]] * table.num_rows, "reward_status": [["ok", "ok"]] * table.num_rows}
+    rewards = {
+        "reward": [[1.0, 0.0]] * table.num_rows,
+        "acc": [[1.0, 0.0]] * table.num_rows,
+        "reward_status": [["ok", "ok"]] * table.num_rows,
+    }
     return schema.append(table, rewards, "judge")
 
 
