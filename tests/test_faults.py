@@ -182,7 +182,7 @@ def test_hostile_responses_beside_a_run_lose_no_good_verdict_of_either(joined, t
     ]
     judge = serve.get_deployment_handle(DEPLOYMENT, app_name=APP_NAME)
     verdicts = judge.score_batch.remote(items, deadline_s=300).result(timeout_s=330)
-    assert [verdicts[11 * i] for i in range(99)] == [{"reward": 1.0, "status": "ok"}] * 99
+    assert [verdicts[11 * i] for i in range(99)] == [{"reward": 1.0, "acc": 1.0, "status": "ok"}] * 99
     assert run.process.wait(timeout=DEADLINE_S) == 0, run.log.read_text()
     for step in range(1, 7):
         table = pq.read_table(run.output / "rollouts" / f"step_{step:06d}.parquet")
