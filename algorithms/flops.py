@@ -52,12 +52,9 @@ class DecodingCost:
         return int(np.sum(self.a * m + self.b * (m * p + m * (m + 1) // 2)))
 
     def from_means(self, requests: int, mean_prompt: float, mean_forwards: float) -> float:
-        """Equation 7: the estimate from mean prompt-plus-prefix length and mean decoding forwards."""
-        m, p = mean_forwards, mean_prompt
-        return requests * (self.a * m + self.b * (m * p + (m * m + m) / 2))
+        """Equation 7: the estimate from mean prompt-plus-prefix length and mean decoding forwards.
 
-    def mean_correction(self, prompts: np.ndarray, generated: np.ndarray) -> float:
-        """Equation 8: what equation 7 leaves out, `N B (Cov(m, p) + Var(m) / 2)` with moments over N."""
-        m, p = np.maximum(np.asarray(generated, float) - 1, 0), np.asarray(prompts, float)
-        covariance = ((m - m.mean()) * (p - p.mean())).mean()
-        return float(len(m) * self.b * (covariance + m.var() / 2))
+        It leaves `N B (Cov(m, p) + Var(m) / 2)` out, with moments over N (equation 8).
+        """
+        m, p = mean_forwards, mean_prompt
+        return float(requests * (self.a * m + self.b * (m * p + (m * m + m) / 2)))

@@ -6,16 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.report.cost import hours_against_flops
+from pipelines.report.curves import EXPLAINED_VARIANCE, ROLLOUTS, SELF_CRITIC, TERA, WINDOW, Curve, centred, panels, raw, score_curves
 from pipelines.report.page import COLOURS, Page, axes_grid
 from pipelines.report.runs import Configuration
 from pipelines.store.outbox import metric_key
 
-TRAILING = 5  # steps over which AC2's Figure 2 averages
-TERA = 1e12
-PANELS = (
-    f"Lines are means over the last {TRAILING} steps and over seeds; bands reach from the lowest seed to the highest, and faint "
-    "lines are the steps of a single one."
-)
+SEEDS = "Bands reach from the lowest seed to the highest; faint lines are the steps of a single run."
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,7 @@ def compare(page: Page, configurations: Sequence[Configuration], baseline: str) 
         _crossings(page, shown, candidates[0])
     _critic_health(page, configurations)
     _critic_model_health(page, configurations)
+    initializations(page, configurations)
     _cost(page, configurations)
 
 
@@ -64,18 +62,13 @@ def _names(configurations: Sequence[Configuration]) -> str:
 
 def _curves(page: Page, configurations: Sequence[Configuration]) -> None:
     figure, (by_flops, by_step, best) = axes_grid(3)
+    score_curves(by_flops, configurations, "flops")
+    score_curves(by_step, configurations, "step")
     for colour, one in zip(COLOURS, configurations, strict=False):
-        scores, flops = one.at_evaluations(), one.flops() / TERA
-        flops = np.nan_to_num(flops)  # nothing is spent before the first step
-        label = f"{one.label} ({len(one.runs)} seed{'s' * (len(one.runs) > 1)})"
-        for axis, x in ((by_flops, flops.mean(0)), (by_step, one.evaluations())):
-            axis.plot(x, scores.mean(0), color=colour, linewidth=2, marker="o", markersize=3, label=label)
-            axis.fill_between(x, scores.min(0), scores.max(0), color=colour, alpha=0.15, linewidth=0)
         k, values = _best_of_k(one)
         if len(k):
             best.plot(k, values, color=colour, marker="o", markersize=4)
-    by_flops.set(xlabel="decoding TFLOP", ylabel="validation mean")
-    by_step.set(xlabel="step")
+    by_flops.set(ylabel="validation mean")
     best.set(xlabel="k", ylabel="pass@k or best of k, at the last evaluation")
     by_flops.legend(frameon=False, fontsize=7, loc="best")
     page.figure("score", figure)
@@ -165,116 +158,42 @@ def _crossings(page: Page, configurations: Sequence[Configuration], reference: C
 
 def _critic_health(page: Page, configurations: Sequence[Configuration]) -> None:
     """AC2's Figure 2, first three panels, and beside them whether the critic is more than a constant."""
-    panels = {
-        "ready fraction": "ac2/ready_fraction",
-        "critic error": "ac2/critic_mae",
-        "audit error": "ac2/audit_mae",
-        "rank correlation": "ac2/rank_correlation",
-    }
-    with_critic = [one for one in configurations if any(run.metrics.get("ac2/critic_mae") for run in one.runs)]
+    curves = [*SELF_CRITIC, Curve("rank correlation", "ac2/rank_correlation")]
+    with_critic = [one for one in configurations if one.logged("ac2/critic_mae")]
     if with_critic:
         page.heading("The critic that is the model itself")
-        page.figure("critic", _panels(with_critic, panels))
-        page.text(PANELS)
+        page.figure("critic", panels(with_critic, curves))
+        page.text(f"Lines are means over the last {WINDOW} steps. {SEEDS}")
 
 
 def _critic_model_health(page: Page, configurations: Sequence[Configuration]) -> None:
     """EasyPPO's Figures 2 and 5: truncation and reward of rollouts, gradient norm and explained variance of the critic."""
-    panels = {
-        "truncation ratio": "response_length/clip_ratio",
-        "training reward": "critic/score/mean",
-        "reward of the completed": "critic/score/completed_mean",
-        "critic gradient norm": "critic/grad_norm",
-        "explained variance": "critic/vf_explained_var",
-    }
-    if any(run.metrics.get("critic/vf_explained_var") for one in configurations for run in one.runs):
+    curves = [
+        *ROLLOUTS,
+        Curve("critic gradient norm", "critic/grad_norm", centred),
+        EXPLAINED_VARIANCE,
+    ]
+    if any(one.logged("critic/vf_explained_var") for one in configurations):
         page.heading("Rollouts and the critic model")
-        page.figure("critic-model", _panels(configurations, panels))
-        page.text(f"{PANELS} Gradient norms are before clipping.")
-
-
-def _panels(configurations: Sequence[Configuration], panels: dict[str, str]) -> Any:
-    """A figure with a metric by step in each panel."""
-    figure, axes = axes_grid(len(panels), width=3.4, height=3.0)
-    for colour, one in zip(COLOURS, configurations, strict=False):
-        for axis, (title, metric) in zip(axes, panels.items(), strict=True):
-            _by_step(axis, one, metric, colour)
-            axis.set(title=title, xlabel="step")
-            if metric == "critic/vf_explained_var":
-                axis.set_ylim(bottom=max(axis.get_ylim()[0], -1.0), top=1.0)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(configurations), frameon=False)
-    return figure
-
-
-def _by_step(axis: Any, one: Configuration, metric: str, colour: str) -> None:
-    """The trailing mean over its steps; a single run's steps faintly behind it, the lowest and highest of several as a band."""
-    smooth: list[dict[int, float]] = []
-    for run in one.runs:
-        steps, values = run.series(metric)
-        smooth.append(dict(zip(steps.tolist(), trailing(values).tolist(), strict=True)))
-        if len(one.runs) == 1:
-            axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
-    common = sorted(set().union(*smooth))
-    at = [[seed[step] for seed in smooth if step in seed] for step in common]
-    axis.plot(common, [np.mean(values) for values in at], color=colour, linewidth=1.8, label=one.label)
-    if len(one.runs) > 1:
-        axis.fill_between(
-            common, [min(values) for values in at], [max(values) for values in at], color=colour, alpha=0.15, linewidth=0
+        page.figure("critic-model", panels(configurations, curves))
+        page.text(
+            f"Lines are centred means of {WINDOW} steps, explained variance is unsmoothed; gradient norms are before clipping, and "
+            f"grey are the steps in which only the value model learns. {SEEDS}"
         )
 
 
-def trailing(values: np.ndarray) -> np.ndarray:
-    """The mean of each value and the `TRAILING - 1` before it."""
-    return np.array([values[max(0, i - TRAILING + 1) : i + 1].mean() for i in range(len(values))])
+def initializations(page: Page, configurations: Sequence[Configuration], name: str = "initializations") -> bool:
+    """EasyPPO's Figure 9 and its comparison of seeds: configurations whose runs begin with critics of their own; whether there are any."""
+    several = [one for one in configurations if len(one.critic_initializations()) > 1]
+    if several:
+        curves = [ROLLOUTS[-1], Curve("validation", None, raw), EXPLAINED_VARIANCE]
+        page.figure(name, panels(several, curves))
+        counts = ", ".join(f"{len(one.critic_initializations())} of {one.label}" for one in several)
+        page.text(f"Critic initializations: {counts}. Lines are means over them, bands reach from the lowest to the highest.")
+    return bool(several)
 
 
 def _cost(page: Page, configurations: Sequence[Configuration]) -> None:
-    """AC2's Figure 19: what a step takes against the FLOPs that it decodes."""
-    points: list[tuple[str, np.ndarray, np.ndarray]] = []
-    for one in configurations:
-        spent: list[float] = []
-        took: list[float] = []
-        for run in one.runs:
-            devices = _devices(run.params)
-            steps, seconds = run.series("timing_s/step")
-            known = run.metrics.get("decode/flops", {})
-            for step, second in zip(steps.tolist()[1:], seconds[1:], strict=True):  # the first pays for starts
-                if step in known:
-                    spent.append(known[step])
-                    took.append(second * devices / 3600)
-        if len(spent) > 2:
-            points.append((one.label, np.array(spent), np.array(took)))
-    if not points:
-        return
     page.heading("Device hours against decoding FLOPs")
-    figure, (axis,) = axes_grid(1, width=6.0)
-    rows = []
-    for colour, (label, flops, hours) in zip(COLOURS, points, strict=False):
-        slope, intercept, r = least_squares(flops / TERA, hours)
-        axis.scatter(flops / TERA, hours, color=colour, s=9, alpha=0.6, linewidth=0, label=label)
-        ends = np.array([flops.min(), flops.max()]) / TERA
-        axis.plot(ends, intercept + slope * ends, color=colour, linewidth=1.2)
-        rows.append([label, len(flops), f"{intercept:.2e}", f"{slope:.2e}", r])
-    axis.set(xlabel="decoding TFLOP of a step", ylabel="device hours of a step")
-    axis.legend(frameon=False, fontsize=7)
-    page.figure("cost", figure)
-    page.table("cost", ["configuration", "steps", "hours at 0 TFLOP", "hours per TFLOP", "Pearson r"], rows)
-
-
-def _devices(params: dict[str, str]) -> float:
-    """GPUs of a run; 1 where it has none, for the machine."""
-
-    def number(name: str) -> float:
-        return float(params.get(f"cluster.{name}", 0) or 0)
-
-    engines = number("engines.count") * number("engines.num_gpus") * max(number("engines.tensor_parallel_size"), 1)
-    return (engines + number("learner.ranks") * number("learner.num_gpus")) or 1.0
-
-
-def least_squares(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """Slope, intercept and Pearson's r of the least-squares line; r is NaN where one side is constant."""
-    if x.std() == 0:
-        return 0.0, float(y.mean()), float("nan")
-    slope, intercept = np.polyfit(x, y, 1)
-    r: Any = np.corrcoef(x, y)[0, 1] if y.std() else float("nan")
-    return float(slope), float(intercept), float(r)
+    if not hours_against_flops(page, configurations):
+        page.text("No configuration has the three steps that a line needs.")

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from algorithms.noise import noise_floor, noise_weights, return_std
-from pipelines.report.compare import least_squares
+from pipelines.report.curves import least_squares
 from pipelines.report.page import Page, axes_grid
 from pipelines.report.runs import ReportError
 

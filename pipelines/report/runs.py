@@ -8,8 +8,9 @@ from typing import Any
 import mlflow
 import numpy as np
 
-# Parameters in which seeds of one configuration may differ.
-INCIDENTAL = ("seed", "output_dir", "resume", "tracking.", "cluster.", "replay_buffer.url")
+# Parameters in which runs of one configuration may differ: seeds, those of the value model's start (EasyPPO section 10.3) among them.
+CRITIC_START = ("algorithm.critic.head_seed", "algorithm.critic.path")
+INCIDENTAL = ("seed", "output_dir", "resume", "tracking.", "cluster.", "replay_buffer.url", "scale.critic_head_seed", *CRITIC_START)
 MAX_PARAM_CHARACTERS = 250
 
 
@@ -53,6 +54,23 @@ class Configuration:
     def algorithm(self) -> str:
         """The algorithm that the runs name."""
         return self.runs[0].params.get("algorithm.name", "")
+
+    @property
+    def task(self) -> str:
+        """The task that the runs name."""
+        return self.runs[0].params.get("task.name", "")
+
+    def logged(self, metric: str) -> bool:
+        """Whether any of its runs has the metric."""
+        return any(run.metrics.get(metric) for run in self.runs)
+
+    def critic_initializations(self) -> set[tuple[str | None, ...]]:
+        """What its runs' value models began with, where they have one: seed of the run and of the head, folder."""
+        return {
+            (run.params.get("seed"), *map(run.params.get, CRITIC_START))
+            for run in self.runs
+            if run.metrics.get("critic/vf_explained_var")
+        }
 
     def evaluations(self) -> np.ndarray:
         """Steps at which every run was evaluated."""

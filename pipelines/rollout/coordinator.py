@@ -273,8 +273,9 @@ class Coordinator:
         found += nothing_learnt(self._last)
         return found + (self.memory.warnings() if self.memory is not None else [])
 
-    def checkpointed(self, step: int, path: str) -> None:
-        """Name the newest checkpoint in the run's tags."""
+    def checkpointed(self, step: int, path: str, seconds: float) -> None:
+        """Name the newest checkpoint in the run's tags, and log what it took."""
+        self._tracker.metrics({"timing_s/save_checkpoint": seconds}, step)
         self._tracker.tag("checkpoint", path)
         self._tracker.tag("checkpoint_step", str(step))
 

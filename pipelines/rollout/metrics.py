@@ -81,6 +81,7 @@ def rollout_metrics(
         "perf/total_num_tokens": float(prompts.sum() + every_length.sum()),
         "reward/missing_fraction": float((np.isnan(every_reward) & ~owned).sum() / max((~owned).sum(), 1)),
         "decode/flops": float(cost.exact(prompts, every_length)),
+        "decode/flops_from_means": cost.from_means(len(prompts), prompts.mean(), np.maximum(every_length - 1, 0).mean()),
         "decode/tokens": float(every_length.sum()),
     }
     if refill:

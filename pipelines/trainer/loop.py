@@ -149,6 +149,7 @@ class Loop:
 
     def save(self, step: int) -> None:
         """Checkpoint, tell Ray Train and the coordinator, and drop what is no longer kept."""
+        start = time.perf_counter()
         config, path = self.config, checkpoint.folder(self.config.output_dir, step)
         coordinator = self.ask("state") if self.rank == 0 else {}
         manifest = config.manifest | {"step": step, "score": coordinator.get("evaluations", {}).get(str(step))}
@@ -162,7 +163,7 @@ class Loop:
         )
         if self.rank == 0:
             checkpoint.prune(config.output_dir, config.checkpoint)
-            self.ask("checkpointed", step, str(path))
+            self.ask("checkpointed", step, str(path), time.perf_counter() - start)
 
 
 @contextmanager
