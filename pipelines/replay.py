@@ -33,12 +33,11 @@ from pipelines.engines.self_critic import SelfCritic
 from pipelines.rollout.offline import ReplayJob, Saved, open_buffer, plan, sampled_after
 from pipelines.rollout.stages import generate, judge_rows
 from pipelines.store import checkpoint
+from pipelines.store.groups import SETTINGS, file_of
 from pipelines.store.replay_buffer import ReplayBuffer, tokenizer_hash
 from pipelines.store.whole_file import write_atomically
 from serve import judge
 from serve.reward_function import RewardFunction
-
-SETTINGS = "replay.json"
 
 # What is added to a judged group: the self-critic's answers, null where it gave no value. `probed`: continuations that had not
 # ended after a chunk, whose value there is the self-critic's.
@@ -80,7 +79,8 @@ def run(tree: dict[str, Any]) -> Path:
     parts = [rows.slice(start, job.rows_per_file) for start in range(0, rows.num_rows, job.rows_per_file)]
     named = {**own, "mode": mode, "problems": problems, "seed": config.seed, "model": config.model.path}
     planned = zip(rows["problem_id"].to_pylist(), map(len, rows["prefix_ids"].to_pylist()), strict=True)
-    missing = _missing(output, digest(named | {"planned": list(planned)}), len(parts))
+    about = {"mode": mode, "checkpoint": source, "step": saved.step if saved is not None else 0}
+    missing = _missing(output, about | {"fingerprint": digest(named | {"planned": list(planned)})}, len(parts))
     print(table([*shown, ("files", f"{len(parts)}, {len(missing)} to make")]), flush=True)
     if missing:
         _make(mode, config, critic, job, [(i, parts[i]) for i in missing], output)
@@ -125,19 +125,14 @@ def _cut(
     ]
 
 
-def _missing(output: Path, fingerprint: str, parts: int) -> list[int]:
+def _missing(output: Path, about: dict[str, Any], parts: int) -> list[int]:
     """Which files are to be made; ConfigError if those that are there are of another job."""
     output.mkdir(parents=True, exist_ok=True)
     settings = output / SETTINGS
-    if settings.is_file() and json.loads(settings.read_text())["fingerprint"] != fingerprint:
+    if settings.is_file() and json.loads(settings.read_text())["fingerprint"] != about["fingerprint"]:
         raise ConfigError(f"output={output}: holds groups of another job (model, buffer or settings differ); give another folder.")
-    write_atomically(settings, json.dumps({"fingerprint": fingerprint}))
+    write_atomically(settings, json.dumps(about))
     return [i for i in range(parts) if not file_of(output, i).is_file()]
-
-
-def file_of(output: Path, part: int) -> Path:
-    """The file of one part."""
-    return output / f"groups-{part:05d}.parquet"
 
 
 def _make(

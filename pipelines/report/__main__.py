@@ -1,30 +1,50 @@
 """`python -m pipelines.report compare experiment=NAME [runs=ID,ID] [baseline=grpo] [out=outputs/report.html] [uri=sqlite:///mlflow.db]`
 `python -m pipelines.report diagnostics groups=FOLDER,FOLDER [out=...] [uri=...]`
-`python -m pipelines.report critic_gradients checkpoints=FOLDER,FOLDER [rollouts=FILE,FILE] [floor=0.075] [bins=6] [widest=0.3]`
+`python -m pipelines.report critic_gradients checkpoints=A,B [rollouts=FILE,FILE] [like=frontiercs|aime] [floor=] [bins=] [widest=]`
+`python -m pipelines.report paper paper=ac2|easyppo experiment=NAME [runs=ID,ID] [groups=...] [checkpoints=...] [rollouts=...]`
 
 compare: runs of an MLflow experiment (or the runs named) side by side, seeds of one configuration as a mean and a band, labelled
 by what differs between them. baseline= names the algorithm, or one of the labels, whose peak the others are to pass.
 diagnostics: how good a critic is, from folders of `pipelines.replay`, each of one checkpoint. critic_gradients: how much each
 response pulls at a critic model against how noisy its prompt's returns are, for checkpoints and the rollouts of their steps (or
-those named). All write one self-contained page; its figures and tables are in MLflow too.
+those named); like= draws it as one of the paper's figures, floor= and widest= are parts of the range of rewards.
+paper: every figure and table of a paper that runs, groups and checkpoints allow, and what the others need; several experiments are
+separated by commas. All write one self-contained page; its figures and tables are in MLflow too.
 """
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # matplotlib and MLflow take seconds, which a wrong argument need not wait
+    from pipelines.report.critic_gradients import Pulls
+    from pipelines.report.runs import Run
 
 KEYS: dict[str, dict[str, str]] = {
     "compare": {"experiment": "", "runs": "", "baseline": "grpo", "out": "outputs/report.html", "uri": "sqlite:///mlflow.db"},
     "critic_gradients": {
         "checkpoints": "",
         "rollouts": "",
+        "like": "",
         "floor": "",
-        "bins": "6",
+        "bins": "",
         "widest": "",
         "out": "outputs/critic_gradients.html",
         "uri": "sqlite:///mlflow.db",
     },
     "diagnostics": {"groups": "", "out": "outputs/diagnostics.html", "uri": "sqlite:///mlflow.db"},
+    "paper": {
+        "paper": "",
+        "experiment": "",
+        "runs": "",
+        "groups": "",
+        "checkpoints": "",
+        "rollouts": "",
+        "out": "outputs/paper.html",
+        "uri": "sqlite:///mlflow.db",
+    },
 }
 
 
@@ -39,6 +59,7 @@ def main(arguments: list[str]) -> int:
             "compare": _compare,
             "critic_gradients": _critic_gradients,
             "diagnostics": _diagnostics,
+            "paper": _paper,
         }
         reports[arguments[0]](options)
         return 0
@@ -60,44 +81,100 @@ def _options(report: str, arguments: list[str]) -> dict[str, str]:
 def _compare(options: dict[str, str]) -> None:
     from pipelines.report.compare import compare
     from pipelines.report.page import Page
-    from pipelines.report.runs import ReportError, configurations, read_runs
+    from pipelines.report.runs import configurations
 
-    if not options["experiment"] and not options["runs"]:
-        raise ReportError("give experiment=NAME or runs=ID,ID.")
-    ids = [run_id for run_id in options["runs"].split(",") if run_id]
-    runs = read_runs(options["uri"], options["experiment"], ids)
-    page = Page(f"Comparison of {options['experiment'] or f'{len(ids)} runs'}")
+    runs = _runs(options)
+    page = Page(f"Comparison of {options['experiment'] or f'{len(runs)} runs'}")
     compare(page, configurations(runs), options["baseline"])
     page.write(Path(options["out"]), options["uri"])
 
 
 def _diagnostics(options: dict[str, str]) -> None:
-    from pipelines.report.diagnostics import diagnose, read_groups
+    from pipelines.report.diagnostics import diagnose
     from pipelines.report.page import Page
+    from pipelines.report.probes import GroupFolder
 
-    folders = [folder for folder in options["groups"].split(",") if folder]
+    folders = _listed(options, "groups")
     if not folders:
         raise ValueError("give groups=FOLDER of python -m pipelines.replay.")
     page = Page("Critic diagnostics")
-    diagnose(page, {Path(folder).name: read_groups([folder]) for folder in folders})
+    diagnose(page, [GroupFolder.read(folder) for folder in folders])
     page.write(Path(options["out"]), options["uri"])
 
 
 def _critic_gradients(options: dict[str, str]) -> None:
-    from pipelines.report.critic_gradients import diagnose_gradients, measure, rollouts_of
+    from pipelines.report.critic_gradients import SCALES, Scale, diagnose_gradients
     from pipelines.report.page import Page
 
-    checkpoints = [Path(folder) for folder in options["checkpoints"].split(",") if folder]
-    if not checkpoints:
+    if options["like"] not in ("", *SCALES):
+        raise ValueError(f"like={options['like']}: use {' or '.join(SCALES)}.")
+    scale = SCALES.get(options["like"], Scale())
+    given = {name: _number(options, name) for name in ("floor", "bins", "widest") if options[name]}
+    pulls = _pulls(options)
+    if not pulls:
         raise ValueError("give checkpoints=FOLDER of a run with a critic model.")
-    files = [Path(file) for file in options["rollouts"].split(",") if file] or [rollouts_of(folder) for folder in checkpoints]
+    page = Page("Critic gradients")
+    diagnose_gradients(page, pulls, replace(scale, **given))
+    page.write(Path(options["out"]), options["uri"])
+
+
+def _paper(options: dict[str, str]) -> None:
+    from pipelines.report.page import Page
+    from pipelines.report.paper import Material, make_paper
+    from pipelines.report.paper_ac2 import EXHIBITS as AC2
+    from pipelines.report.paper_easyppo import EXHIBITS as EASYPPO
+    from pipelines.report.probes import GroupFolder
+    from pipelines.report.runs import configurations_by_task
+
+    papers = {"ac2": AC2, "easyppo": EASYPPO}
+    if options["paper"] not in papers:
+        raise ValueError(f"paper={options['paper']}: use {' or '.join(papers)}.")
+    tasks = configurations_by_task(_runs(options))
+    if options["paper"] == "ac2" and len(tasks) > 1:
+        raise ValueError(f"runs on {' and '.join(tasks)}: the figures of ac2 compare runs on one task; name those with runs=ID,ID.")
+    folders = [GroupFolder.read(folder) for folder in _listed(options, "groups")]
+    material = Material(
+        [one for members in tasks.values() for one in members],
+        [one for one in folders if one.mode == "continue"],
+        [one for one in folders if one.mode == "probe"],
+        _pulls(options),
+    )
+    out = Path(options["out"])
+    page = Page({"ac2": "AC2: figures and tables", "easyppo": "EasyPPO: figures and tables"}[options["paper"]])
+    make_paper(page, papers[options["paper"]], material, out)
+    page.write(out, options["uri"])
+
+
+def _runs(options: dict[str, str]) -> "list[Run]":
+    from pipelines.report.runs import ReportError, read_runs
+
+    if not options["experiment"] and not options["runs"]:
+        raise ReportError("give experiment=NAME or runs=ID,ID.")
+    if options["runs"]:
+        return read_runs(options["uri"], None, _listed(options, "runs"))
+    return [run for name in _listed(options, "experiment") for run in read_runs(options["uri"], name, [])]
+
+
+def _pulls(options: dict[str, str]) -> "list[Pulls]":
+    """The gradients of every checkpoint named, on its own rollouts or those named."""
+    from pipelines.report.critic_gradients import measure, rollouts_of
+
+    checkpoints = [Path(folder) for folder in _listed(options, "checkpoints")]
+    files = [Path(file) for file in _listed(options, "rollouts")] or [rollouts_of(folder) for folder in checkpoints]
     if len(files) != len(checkpoints):
         raise ValueError(f"{len(checkpoints)} checkpoints, but {len(files)} files of rollouts: give one for each.")
-    floor, widest = (float(options[name]) if options[name] else None for name in ("floor", "widest"))
-    page = Page("Critic gradients")
-    pulls = [measure(folder, file, floor) for folder, file in zip(checkpoints, files, strict=True)]
-    diagnose_gradients(page, pulls, int(options["bins"]), widest)
-    page.write(Path(options["out"]), options["uri"])
+    return [measure(folder, file) for folder, file in zip(checkpoints, files, strict=True)]
+
+
+def _listed(options: dict[str, str], name: str) -> list[str]:
+    return [part for part in options[name].split(",") if part]
+
+
+def _number(options: dict[str, str], name: str) -> Any:
+    try:
+        return int(options[name]) if name == "bins" else float(options[name])
+    except ValueError:
+        raise ValueError(f"{name}={options[name]}: give a number.") from None
 
 
 if __name__ == "__main__":

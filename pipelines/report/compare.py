@@ -2,12 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pipelines.report.cost import hours_against_flops
-from pipelines.report.curves import EXPLAINED_VARIANCE, ROLLOUTS, SELF_CRITIC, TERA, WINDOW, Curve, centred, panels, raw, score_curves
+from pipelines.report.curves import (
+    EXPLAINED_VARIANCE,
+    ROLLOUTS,
+    SELF_CRITIC,
+    TERA,
+    WINDOW,
+    Curve,
+    centred,
+    panels,
+    raw,
+    score_curves,
+)
 from pipelines.report.page import COLOURS, Page, axes_grid
 from pipelines.report.runs import Configuration
 from pipelines.store.outbox import metric_key
@@ -183,7 +193,7 @@ def _critic_model_health(page: Page, configurations: Sequence[Configuration]) ->
 
 
 def initializations(page: Page, configurations: Sequence[Configuration], name: str = "initializations") -> bool:
-    """EasyPPO's Figure 9 and its comparison of seeds: configurations whose runs begin with critics of their own; whether there are any."""
+    """EasyPPO's Figure 9 and its seeds: configurations whose runs begin with critics of their own; whether there are any."""
     several = [one for one in configurations if len(one.critic_initializations()) > 1]
     if several:
         curves = [ROLLOUTS[-1], Curve("validation", None, raw), EXPLAINED_VARIANCE]

@@ -15,7 +15,7 @@ SECONDS = ("timing_s/step", "timing_s/save_checkpoint")
 def hours_against_flops(page: Page, configurations: Sequence[Configuration], name: str = "cost") -> bool:
     """Figure 19: a point for each step, the least-squares line, and its numbers; whether there were steps enough.
 
-    A step's time has generation, judging, updates, weights to the engines and its checkpoint in it; validation and the first step of
+    A step's time has generation, judging, updates, weights to the engines and its checkpoint; validation and the first step of
     a run, which pays for starts, are left out.
     """
     points = [(one.label, *_steps(one)) for one in configurations]
@@ -61,7 +61,7 @@ def devices(params: dict[str, str]) -> float:
 
 
 def cost_records(page: Page, configurations: Sequence[Configuration], name: str) -> bool:
-    """Table 3, and equations 7 and 8 as a check of it: every run here keeps joint lengths, so the exact cost is what figures show."""
+    """Table 3, and equations 7 and 8 as a check of it: runs here keep joint lengths, so the exact cost is what figures show."""
     rows: list[list[Any]] = []
     for one in configurations:
         for run in one.runs:
@@ -70,7 +70,15 @@ def cost_records(page: Page, configurations: Sequence[Configuration], name: str)
             if both:
                 rows.append([_seed_label(one, run), "joint lengths", max(exact), *_against_means(both)])
     if rows:
-        header = ["run", "length source", "last cost step", "TFLOP, exact", "from means (eq. 7)", "left out (eq. 8)", "means against exact"]
+        header = [
+            "run",
+            "length source",
+            "last cost step",
+            "TFLOP, exact",
+            "from means (eq. 7)",
+            "left out (eq. 8)",
+            "means against exact",
+        ]
         page.table(name, header, rows)
     return bool(rows)
 

@@ -5,7 +5,7 @@ parameters of the critic, with N the tokens of all responses. No optimizer step 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +22,48 @@ if TYPE_CHECKING:  # torch takes seconds, which other reports need not wait
 
 
 @dataclass(frozen=True)
+class Scale:
+    """How a figure is drawn, in parts of the reward range: floor of the weights (None: training's), bins, and where they end."""
+
+    floor: float | None = None
+    bins: int = 6
+    widest: float | None = None
+
+
+# As the paper draws them. Its AIME rewards are -1 and 1: a floor of 0.5, and four bins up to the greatest deviation that there is.
+SCALES = {"frontiercs": Scale(0.075, 6, 0.3), "aime": Scale(0.25, 4, 0.5)}
+
+
+@dataclass(frozen=True)
 class Pulls:
-    """The responses of one checkpoint, all [responses]."""
+    """The responses of one checkpoint."""
 
     label: str
-    std: np.ndarray  # deviation of the prompt's returns
-    norm: np.ndarray  # norm of the response's gradient
-    weight: np.ndarray  # the prompt's, with mean one over prompts
+    group_std: np.ndarray  # deviation of each prompt's returns, [prompts]
+    group: np.ndarray  # which prompt a response answers, [responses]
+    norm: np.ndarray  # norm of the response's gradient, [responses]
     floor: float
     left_out: int  # responses without a reward
+    rewards: tuple[float, ...]  # all different ones, ascending
+
+    @property
+    def std(self) -> np.ndarray:
+        """Deviation of the returns of each response's prompt."""
+        return self.group_std[self.group]
 
     @property
     def weighted(self) -> np.ndarray:
-        return self.weight * self.norm
+        """Norms times their prompt's weight, which has a mean of one over prompts."""
+        return noise_weights(self.group_std, self.floor)[self.group] * self.norm
+
+    @property
+    def range(self) -> float:
+        """Greatest less least reward."""
+        return self.rewards[-1] - self.rewards[0]
+
+    def at_floor(self, floor: float | None) -> "Pulls":
+        """The same with another floor, in parts of the reward range; None changes nothing."""
+        return self if floor is None else replace(self, floor=floor * self.range or 1.0)
 
 
 def rollouts_of(checkpoint: Path) -> Path:
@@ -47,8 +76,8 @@ def rollouts_of(checkpoint: Path) -> Path:
     return file
 
 
-def measure(checkpoint: Path, rollouts: Path, floor: float | None) -> Pulls:
-    """The pull of every judged response of the rollouts on a checkpoint's critic; `floor` None is range / (2 sqrt(group))."""
+def measure(checkpoint: Path, rollouts: Path) -> Pulls:
+    """The pull of each judged response of the rollouts on a checkpoint's critic, with training's floor: range / (2 sqrt(group))."""
     rows = [row for row in pq.read_table(rollouts).to_pylist() if row["purpose"] == "train"]
     samples: list[tuple[list[int], list[int], float, int]] = []
     group_stds: list[float] = []
@@ -63,15 +92,16 @@ def measure(checkpoint: Path, rollouts: Path, floor: float | None) -> Pulls:
         group_stds.append(std)
     if not samples:
         raise ReportError(f"{rollouts}: no prompt has two judged responses, so there is no spread to compare with.")
-    stds, group = np.array(group_stds), np.array([sample[3] for sample in samples])
-    if floor is None:
-        seen = [sample[2] for sample in samples]
-        floor = noise_floor((min(seen), max(seen)), rows[0]["n"]) or 1.0
-    norms = np.array(gradient_norms(checkpoint / "critic", samples))
-    missing = sum(row["n"] for row in rows) - len(samples)
+    seen = tuple(sorted({sample[2] for sample in samples}))
     step = checkpoint.name.removeprefix("step_").lstrip("0")
     return Pulls(
-        f"step {step}" if step.isdigit() else checkpoint.name, stds[group], norms, noise_weights(stds, floor)[group], floor, missing
+        label=f"step {step}" if step.isdigit() else checkpoint.name,
+        group_std=np.array(group_stds),
+        group=np.array([sample[3] for sample in samples]),
+        norm=np.array(gradient_norms(checkpoint / "critic", samples)),
+        floor=noise_floor((seen[0], seen[-1]), rows[0]["n"]) or 1.0,
+        left_out=sum(row["n"] for row in rows) - len(samples),
+        rewards=seen,
     )
 
 
@@ -111,9 +141,10 @@ def gradient_norm(loss: "Tensor", parameters: "Sequence[Tensor]") -> float:
     return float(torch.nn.utils.get_total_norm([one for one in gradients if one is not None]))
 
 
-def diagnose_gradients(page: Page, pulls: Sequence[Pulls], bins: int, widest: float | None) -> None:
+def diagnose_gradients(page: Page, pulls: Sequence[Pulls], scale: Scale) -> None:
     """Fill a page: a table, Figures 3 and 10 (boxes), Figures 11 and 12 (scatter)."""
     rows: list[list[Any]] = []
+    pulls = [one.at_floor(scale.floor) for one in pulls]
     for one in pulls:
         before, after = (least_squares(one.std, values) for values in (one.norm, one.weighted))
         rows.append([one.label, len(one.norm), one.left_out, f"{one.floor:.4g}", *_line(before), *_line(after), *_top(one)])
@@ -135,8 +166,12 @@ def diagnose_gradients(page: Page, pulls: Sequence[Pulls], bins: int, widest: fl
         "Slope and r are of the least-squares line of gradient norm on the standard deviation of the prompt's returns. Top 10 %: "
         "the share of all norms that the tenth of responses with the largest has."
     )
-    _boxes(page, pulls, bins, widest or max(float(one.std.max()) for one in pulls) or 1.0)
-    _scatter(page, pulls)
+    page.figure("boxes", boxes(pulls, scale))
+    page.text(
+        "Boxes are medians and quartiles of the responses in each interval of return deviation; whiskers reach to the "
+        "outermost within 1.5 quartile ranges, all points beyond are shown."
+    )
+    page.figure("scatter", scatter(pulls))
 
 
 def _line(line: tuple[float, float, float]) -> list[Any]:
@@ -158,8 +193,10 @@ def by_bin(std: np.ndarray, values: np.ndarray, edges: np.ndarray) -> list[np.nd
     return [values[place == i] for i in range(len(ends))]
 
 
-def _boxes(page: Page, pulls: Sequence[Pulls], bins: int, widest: float) -> None:
-    edges = np.linspace(0, widest, bins + 1)
+def boxes(pulls: Sequence[Pulls], scale: Scale) -> Any:
+    """Norms by interval of return deviation, plain and weighted; a column for each checkpoint, and one for all (Figures 3, 10)."""
+    widest = (scale.widest or 0.0) * max(one.range for one in pulls) or max(float(one.std.max()) for one in pulls) or 1.0
+    edges = np.linspace(0, widest, scale.bins + 1)
     columns = [(one.label, one.std, one.norm, one.weighted) for one in pulls]
     if len(pulls) > 1:
         std, norm, weighted = (np.concatenate(parts) for parts in zip(*[one[1:] for one in columns], strict=True))
@@ -170,21 +207,18 @@ def _boxes(page: Page, pulls: Sequence[Pulls], bins: int, widest: float) -> None
             axis.boxplot(
                 by_bin(std, values, edges),
                 positions=(edges[:-1] + edges[1:]) / 2,
-                widths=0.7 * widest / bins,
+                widths=0.7 * widest / scale.bins,
                 manage_ticks=False,
                 flierprops={"markersize": 2.5, "alpha": 0.5},
                 medianprops={"color": "tab:red"},
             )
             axis.set(title=f"{label}, {name}", xlim=(0, widest))
     _same_limits(axes)
-    page.figure("boxes", figure)
-    page.text(
-        "Boxes are medians and quartiles of the responses in each interval of return deviation; whiskers reach to the "
-        "outermost within 1.5 quartile ranges, all points beyond are shown."
-    )
+    return figure
 
 
-def _scatter(page: Page, pulls: Sequence[Pulls]) -> None:
+def scatter(pulls: Sequence[Pulls]) -> Any:
+    """Norms against return deviation with their least-squares line, as they are and weighted (Figures 11 and 12)."""
     figure, axes = axes_grid(len(pulls), width=3.4, height=2.6, rows=2)
     for column, one in zip(axes.T, pulls, strict=True):
         for axis, values, name in zip(column, (one.norm, one.weighted), ("as they are", "noise-normalized"), strict=True):
@@ -194,7 +228,7 @@ def _scatter(page: Page, pulls: Sequence[Pulls]) -> None:
             axis.plot(ends, intercept + slope * ends, color="tab:red", linewidth=1.5)
             axis.set(title=f"{one.label}, {name}")
     _same_limits(axes)
-    page.figure("scatter", figure)
+    return figure
 
 
 def _same_limits(axes: np.ndarray) -> None:

@@ -66,7 +66,8 @@ def panels(configurations: Sequence[Configuration], curves: Sequence[Curve]) -> 
 def draw(axis: Any, configurations: Sequence[Configuration], curve: Curve) -> None:
     """One curve of every configuration into a panel."""
     for colour, one in zip(COLOURS, configurations, strict=False):
-        by_step(axis, one, curve, colour)
+        if one.runs:  # one without keeps its colour for the panels where it has some
+            by_step(axis, one, curve, colour)
     axis.set(title=curve.title, xlabel="step")
     if curve.symlog:
         axis.set_yscale("symlog", linthresh=1.0)
@@ -93,7 +94,7 @@ def by_step(axis: Any, one: Configuration, curve: Curve, colour: str) -> None:
 
 
 def score_curves(axis: Any, configurations: Sequence[Configuration], by: str, metric: str | None = None) -> None:
-    """A validation metric (the score unless one is named) against decoding FLOPs or, with by="step", steps; at common evaluations."""
+    """A validation metric (the score unless one is named) against decoding FLOPs or, by="step", steps; at common evaluations."""
     for colour, one in zip(COLOURS, configurations, strict=False):
         values = one.at_evaluations(metric)
         flops = np.nan_to_num(one.flops()).mean(0) / TERA  # nothing is spent before the first step
@@ -116,7 +117,7 @@ def legend(figure: Any, axes: Any, configurations: Sequence[Configuration]) -> N
 
 def warmup_steps(one: Configuration) -> int:
     """Steps in which only the value model learns."""
-    return max(_number(run, "algorithm.critic.warmup_steps") for run in one.runs)
+    return max((_number(run, "algorithm.critic.warmup_steps") for run in one.runs), default=0)
 
 
 def _number(run: Run, name: str) -> int:

@@ -37,16 +37,16 @@ class Page:
 
     def __init__(self, title: str) -> None:
         self.title = title
-        self._parts: list[str] = []
+        self.parts: list[str] = []
         self.figures: dict[str, bytes] = {}
         self.tables: dict[str, str] = {}
         self._notes: list[str] = []
 
     def heading(self, text: str) -> None:
-        self._parts.append(f"<h2>{html.escape(text)}</h2>")
+        self.parts.append(f"<h2>{html.escape(text)}</h2>")
 
     def text(self, text: str) -> None:
-        self._parts.append(f"<p>{html.escape(text)}</p>")
+        self.parts.append(f"<p>{html.escape(text)}</p>")
 
     def note(self, text: str) -> None:
         """A paragraph that is shown on the screen too: what the reader would otherwise miss."""
@@ -56,7 +56,7 @@ class Page:
     def table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """A table; `name` is its file's name in MLflow."""
         cells = [[_cell(value) for value in row] for row in rows]
-        self._parts.append(
+        self.parts.append(
             "<table><tr>" + "".join(f"<th>{html.escape(h)}</th>" for h in header) + "</tr>"
             + "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in cells) + "</table>"
         )  # fmt: skip
@@ -67,6 +67,11 @@ class Page:
             for line in lines
         )
 
+    @staticmethod
+    def file_of(out: Path, name: str) -> Path:
+        """Where a figure is written, beside the page."""
+        return out.parent / f"{out.stem}-{name}.png"
+
     def figure(self, name: str, figure: Any) -> None:
         """A figure; `name` is its file's name in MLflow."""
         buffer = io.BytesIO()
@@ -74,19 +79,19 @@ class Page:
         plt.close(figure)
         self.figures[name] = buffer.getvalue()
         encoded = base64.b64encode(buffer.getvalue()).decode()
-        self._parts.append(f'<img alt="{html.escape(name)}" src="data:image/png;base64,{encoded}">')
+        self.parts.append(f'<img alt="{html.escape(name)}" src="data:image/png;base64,{encoded}">')
 
     def write(self, out: Path, uri: str) -> None:
         """The page to `out`; page, figures and tables to a run in the experiment `reports`; tables to the screen."""
         out.parent.mkdir(parents=True, exist_ok=True)
         body = f"<!doctype html><meta charset=utf-8><title>{html.escape(self.title)}</title><style>{STYLE}</style>"
-        out.write_text(f"{body}<h1>{html.escape(self.title)}</h1>{''.join(self._parts)}\n")
+        out.write_text(f"{body}<h1>{html.escape(self.title)}</h1>{''.join(self.parts)}\n")
         mlflow.set_tracking_uri(uri)
         mlflow.set_experiment(EXPERIMENT)
         with mlflow.start_run(run_name=self.title) as run:
             mlflow.log_artifact(str(out))
             for name, image in self.figures.items():
-                file = out.parent / f"{out.stem}-{name}.png"
+                file = self.file_of(out, name)
                 file.write_bytes(image)
                 mlflow.log_artifact(str(file), "figures")
             for name, text in self.tables.items():

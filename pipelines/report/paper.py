@@ -1,12 +1,12 @@
 """Every figure and table of a paper: made from runs, groups and checkpoints as far as they allow, and else what it needs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.report.critic_gradients import Pulls
-from pipelines.report.diagnostics import GroupFolder
 from pipelines.report.page import Page
+from pipelines.report.probes import GroupFolder
 from pipelines.report.runs import Configuration
 
 
@@ -24,7 +24,7 @@ class Material:
     pulls: Sequence[Pulls] = field(default=())  # of checkpoints with a value model
 
     def of(self, *algorithms: str, least: int = 1) -> list[Configuration]:
-        """Evaluated configurations of these algorithms, in this order; NeedsError where fewer than `least` of the algorithms have one."""
+        """Evaluated configurations of these algorithms, in this order; NeedsError where fewer than `least` algorithms have one."""
         found = [[one for one in self.configurations if one.algorithm == name and len(one.evaluations())] for name in algorithms]
         if sum(map(bool, found)) < least:
             absent = [name for name, some in zip(algorithms, found, strict=True) if not some]
@@ -40,7 +40,7 @@ class Material:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure or table of a paper. `draw` adds it to a page under the name it is given; it returns a remark, or raises NeedsError."""
+    """A figure or table of a paper. `draw` adds it to a page under the name given; it returns a remark, or raises NeedsError."""
 
     name: str
     caption: str
@@ -48,7 +48,7 @@ class Exhibit:
 
 
 def make_paper(page: Page, exhibits: Sequence[Exhibit], material: Material, out: Path) -> None:
-    """Fill a page with all exhibits that the material allows, and end it with the list of all: made and where, or what they need."""
+    """Fill a page with the exhibits that the material allows, and end it with the list: made and where, or what they need."""
     rows: list[list[str]] = []
     for exhibit in exhibits:
         name, made = exhibit.name.lower().replace(" ", "-"), len(page.parts)
@@ -71,9 +71,7 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def settings_table(
-    page: Page, name: str, settings: dict[str, str], configurations: Sequence[Configuration], columns: Callable[[Configuration], str]
-) -> None:
+def settings_table(page: Page, name: str, settings: Mapping[str, str], columns: Mapping[str, Configuration]) -> None:
     """What runs were set to: a row for each setting (its title and parameter), a column for each configuration."""
-    rows = [[title, *(one.runs[0].params.get(key, "-") for one in configurations)] for title, key in settings.items()]
-    page.table(name, ["setting", *map(columns, configurations)], rows)
+    rows = [[title, *(one.runs[0].params.get(key, "-") for one in columns.values())] for title, key in settings.items()]
+    page.table(name, ["setting", *columns], rows)

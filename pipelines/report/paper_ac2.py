@@ -7,9 +7,9 @@ from typing import Any
 from pipelines.report import diagnostics
 from pipelines.report.cost import cost_records, hours_against_flops
 from pipelines.report.curves import SELF_CRITIC, Curve, draw, legend, panels, score_curves
-from pipelines.report.diagnostics import GroupFolder
 from pipelines.report.page import Page, axes_grid
 from pipelines.report.paper import Exhibit, Material, NeedsError, settings_table
+from pipelines.report.probes import GroupFolder, by_f, errors_by_reference, probes, sample_counts
 from pipelines.report.runs import Configuration
 from pipelines.store.outbox import metric_key
 
@@ -73,7 +73,7 @@ def critic_readiness(page: Page, material: Material, name: str) -> str:
     figure, axes = axes_grid(4, width=3.4, height=3.0)
     for axis, curve in zip(axes, SELF_CRITIC, strict=False):
         draw(axis, found, curve)
-    pairs = [(one, diagnostics.errors_by_reference(one.rows)) for one in material.probed]
+    pairs = [(one, errors_by_reference(one.rows)) for one in material.probed]
     known = [(one, errors) for one, errors in pairs if None not in errors]
     for i, label in enumerate(("without reference", "with reference")):
         axes[3].plot([one.step for one, _ in known], [errors[i] for _, errors in known], marker="o", color=f"C{7 + i}", label=label)
@@ -127,10 +127,7 @@ def best_of_k(page: Page, material: Material, name: str) -> str:
     return "" if k == 16 else f"the best of {k}, for the runs evaluate no 16 responses"
 
 
-Panel = Callable[[Any, Any, Sequence[diagnostics.Probe]], None]
-
-
-def diagnosed(page: Page, material: Material, name: str, wanted: Sequence[tuple[int, Panel]]) -> str:
+def diagnosed(page: Page, material: Material, name: str, wanted: Sequence[tuple[int, diagnostics.Panel]]) -> str:
     """Panels of a checkpoint's groups; each says which step of the paper's, and which panel."""
     if not material.continued:
         raise NeedsError("groups of pipelines.replay of a checkpoint")
@@ -139,7 +136,7 @@ def diagnosed(page: Page, material: Material, name: str, wanted: Sequence[tuple[
     for axis, (step, panel) in zip(axes, wanted, strict=True):
         one = standing_for(material.continued, step)
         shown[step] = one.step
-        panel(figure, axis, diagnostics.probes(one.rows)[0])
+        panel(figure, axis, probes(one.rows)[0])
         axis.set(title=f"{axis.get_title()}, step {one.step}")
     page.figure(name, figure)
     other = [f"step {mine} for the paper's {step}" for step, mine in shown.items() if mine != step]
@@ -158,7 +155,7 @@ def value_tables(page: Page, material: Material, name: str, rows_of: Callable[..
     if not material.continued:
         raise NeedsError("groups of pipelines.replay of a checkpoint")
     ordered = sorted(material.continued, key=lambda one: one.step)
-    page.table(name, ["step", *header], [[one.step, *row] for one in ordered for row in rows_of(diagnostics.probes(one.rows)[0])])
+    page.table(name, ["step", *header], [[one.step, *row] for one in ordered for row in rows_of(probes(one.rows)[0])])
     return ""
 
 
@@ -178,11 +175,11 @@ def hours(page: Page, material: Material, name: str) -> str:
 
 def settings(page: Page, material: Material, name: str) -> str:
     """What the AC2 runs were set to."""
-    settings_table(page, name, SETTINGS, material.of("ac2"), lambda one: one.label)
+    settings_table(page, name, SETTINGS, {one.label: one for one in material.of("ac2")})
     return ""
 
 
-def _kinds(*wanted: tuple[int, Panel]) -> Callable[[Page, Material, str], str]:
+def _kinds(*wanted: tuple[int, diagnostics.Panel]) -> Callable[[Page, Material, str], str]:
     return partial(diagnosed, wanted=wanted)
 
 
@@ -212,18 +209,20 @@ EXHIBITS = [
     Exhibit("Figure 14", "Critic values and advantages at step 40", _ends_and_advantages[0]),
     Exhibit("Figure 15", "Critic values and advantages at step 57", _ends_and_advantages[1]),
     Exhibit("Figure 16", "Critic values and advantages at step 160", _ends_and_advantages[2]),
-    Exhibit("Figure 17", "Value of a chunk's end against its reward", _kinds((40, diagnostics.chunk_ends), (57, diagnostics.chunk_ends))),
+    Exhibit(
+        "Figure 17", "Value of a chunk's end against its reward", _kinds((40, diagnostics.chunk_ends), (57, diagnostics.chunk_ends))
+    ),
     Exhibit("Figure 18", "The same, later", _kinds((80, diagnostics.chunk_ends), (160, diagnostics.chunk_ends))),
     Exhibit("Figure 19", "Device hours against decoding FLOPs per step", hours),
     Exhibit(
         "Table 1",
         "Error of the group-mean value by f",
-        partial(value_tables, rows_of=diagnostics.by_f, header=("f", "groups", "MAE", "signed bias")),
+        partial(value_tables, rows_of=by_f, header=("f", "groups", "MAE", "signed bias")),
     ),
     Exhibit(
         "Table 2",
         "Sample counts and errors",
-        partial(value_tables, rows_of=diagnostics.sample_counts, header=("critic against reward", "n", "MAE", "Pearson r")),
+        partial(value_tables, rows_of=sample_counts, header=("critic against reward", "n", "MAE", "Pearson r")),
     ),
     Exhibit("Table 3", "Decoding-cost records", costs),
     Exhibit("Table 4", "Configuration", settings),

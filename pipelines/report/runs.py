@@ -8,7 +8,7 @@ from typing import Any
 import mlflow
 import numpy as np
 
-# Parameters in which runs of one configuration may differ: seeds, those of the value model's start (EasyPPO section 10.3) among them.
+# Parameters in which runs of one configuration may differ: seeds, also of the value model's start (EasyPPO section 10.3).
 CRITIC_START = ("algorithm.critic.head_seed", "algorithm.critic.path")
 INCIDENTAL = ("seed", "output_dir", "resume", "tracking.", "cluster.", "replay_buffer.url", "scale.critic_head_seed", *CRITIC_START)
 MAX_PARAM_CHARACTERS = 250
@@ -65,12 +65,8 @@ class Configuration:
         return any(run.metrics.get(metric) for run in self.runs)
 
     def critic_initializations(self) -> set[tuple[str | None, ...]]:
-        """What its runs' value models began with, where they have one: seed of the run and of the head, folder."""
-        return {
-            (run.params.get("seed"), *map(run.params.get, CRITIC_START))
-            for run in self.runs
-            if run.metrics.get("critic/vf_explained_var")
-        }
+        """What its runs' value models began with, where they have one: seed of the head, and folder."""
+        return {tuple(map(run.params.get, CRITIC_START)) for run in self.runs if run.metrics.get("critic/vf_explained_var")}
 
     def evaluations(self) -> np.ndarray:
         """Steps at which every run was evaluated."""
@@ -123,6 +119,14 @@ def configurations(runs: Sequence[Run]) -> list[Configuration]:
         groups.setdefault(key, []).append(run)
     found = [dict(key) for key in groups]
     return [Configuration(label(own, found), members) for own, members in zip(found, groups.values(), strict=True)]
+
+
+def configurations_by_task(runs: Sequence[Run]) -> dict[str, list[Configuration]]:
+    """The configurations of each task by themselves, labelled by what differs there; tasks in the order of their first run."""
+    tasks: dict[str, list[Run]] = {}
+    for run in runs:
+        tasks.setdefault(run.params.get("task.name", ""), []).append(run)
+    return {task: configurations(members) for task, members in tasks.items()}
 
 
 def label(own: dict[str, str], among: Sequence[dict[str, str]]) -> str:

@@ -16,7 +16,7 @@ from pipelines.config.compose import compose, resolved
 from pipelines.config.make import ConfigError
 from pipelines.data.prompts import load_tokenizer
 from pipelines.engines.self_critic import SelfCritic
-from pipelines.report.diagnostics import probes, read_groups
+from pipelines.report.probes import GroupFolder, probes
 from pipelines.rollout import offline, schema
 from pipelines.store import checkpoint
 from pipelines.store.replay_buffer import ReplayBuffer
@@ -106,12 +106,15 @@ def test_the_critic_is_asked_at_the_prefix_and_after_a_chunk_with_the_reference_
 
 
 def test_a_job_goes_on_with_what_is_missing_and_refuses_another_jobs_folder(tmp_path):
-    assert replay._missing(tmp_path, "job", 3) == [0, 1, 2]
+    about = {"mode": "continue", "checkpoint": "m", "step": 7, "fingerprint": "job"}
+    assert replay._missing(tmp_path, about, 3) == [0, 1, 2]
     replay._write(pa.table({"row_id": [5, 4]}), {4: str(replay.file_of(tmp_path, 1))})
-    assert replay._missing(tmp_path, "job", 3) == [0, 2]
-    assert [one["row_id"] for one in read_groups([str(tmp_path)])] == [4, 5]
+    assert replay._missing(tmp_path, about, 3) == [0, 2]
+    folder = GroupFolder.read(str(tmp_path))
+    assert (folder.name, folder.mode, folder.step) == (tmp_path.name, "continue", 7)
+    assert [one["row_id"] for one in folder.rows] == [4, 5]
     with pytest.raises(ConfigError, match="groups of another job"):
-        replay._missing(tmp_path, "other", 3)
+        replay._missing(tmp_path, about | {"fingerprint": "other"}, 3)
 
 
 def test_a_plan_is_rows_of_the_schema(tmp_path):

@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from algorithms.ppo import PPOCredit
 from pipelines.report.__main__ import main
-from pipelines.report.critic_gradients import by_bin, gradient_norm, measure
+from pipelines.report.critic_gradients import SCALES, Pulls, by_bin, gradient_norm, measure
 from pipelines.rollout import schema
 from pipelines.trainer.value_folder import HEAD
 from tests.conftest import new_store
@@ -35,7 +35,7 @@ def checkpoint(random_model: str, tmp_path_factory):
 
 
 def test_norms_are_those_of_each_responses_share_of_the_batch(checkpoint):
-    pulls = measure(checkpoint, checkpoint.parent.parent / "rollouts" / "step_000003.parquet", 0.25)
+    pulls = measure(checkpoint, checkpoint.parent.parent / "rollouts" / "step_000003.parquet").at_floor(0.25)
     backbone = AutoModel.from_pretrained(checkpoint / "critic", dtype=torch.float32)
     head = nn.Linear(backbone.config.hidden_size, 1)
     head.load_state_dict(load_file(str(checkpoint / "critic" / HEAD)))
@@ -66,15 +66,26 @@ def test_intervals_are_closed_on_the_right_with_zero_in_the_first():
 
 def test_the_page_and_what_cannot_be_diagnosed(checkpoint, random_model, tmp_path, capsys):
     uri = f"uri={new_store(tmp_path)}"
-    assert main(["critic_gradients", f"checkpoints={checkpoint},{checkpoint}", f"out={tmp_path}/page.html", uri, "floor=0.25"]) == 0
+    assert main(["critic_gradients", f"checkpoints={checkpoint},{checkpoint}", f"out={tmp_path}/page.html", uri, "like=aime"]) == 0
     assert (tmp_path / "page.html").read_text().count("data:image/png;base64,") == 2
     assert "weighted slope" in capsys.readouterr().out
+    assert main(["critic_gradients", f"checkpoints={checkpoint}", "like=math", uri]) == 2
+    assert "like=math: use frontiercs or aime" in capsys.readouterr().err
     assert main(["critic_gradients", uri]) == 2
     assert main(["critic_gradients", f"checkpoints={random_model}", uri]) == 2
     assert "name other rollouts with rollouts=FILE" in capsys.readouterr().err
     rollouts = checkpoint.parent.parent / "rollouts" / "step_000003.parquet"
     assert main(["critic_gradients", f"checkpoints={random_model}", f"rollouts={rollouts}", uri]) == 2
     assert "no critic there" in capsys.readouterr().err
+
+
+def test_scales_of_the_papers_figures_are_parts_of_the_reward_range():
+    """AIME: rewards of -1 and 1, floor 0.5, four bins over [0, 1]."""
+    pulls = Pulls("step 30", np.array([0.0, 1.0]), np.array([0, 1]), np.ones(2), 0.25, 0, (-1.0, 1.0))
+    aime = SCALES["aime"]
+    assert pulls.at_floor(aime.floor).floor == 0.5
+    assert (aime.widest * pulls.range, aime.bins) == (1.0, 4)
+    np.testing.assert_allclose(pulls.at_floor(aime.floor).weighted, [2 / 1.5, 1 / 1.5])  # 1 / max(std, 0.5), with a mean of one
 
 
 def test_parameters_that_the_value_does_not_touch_have_no_part_in_the_norm():

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from pipelines.report.__main__ import main
-from pipelines.report.compare import crossing, least_squares, trailing
-from pipelines.report.diagnostics import by_f, centred, prefix_values, probes, sample_counts
+from pipelines.report.compare import crossing
+from pipelines.report.curves import least_squares, trailing
+from pipelines.report.probes import by_f, centred, probes, sample_counts, values_by_prompt
 from pipelines.report.runs import configurations, label, read_runs
 
 
@@ -59,7 +60,7 @@ def test_critic_diagnostics_by_hand():
     assert (means[1], means[2]) == (1, pytest.approx(0.3))
     assert (advantages[1], advantages[2]) == (4, pytest.approx((0.2 + 0.2 + 0.1 + 0.1) / 4))
     assert (individual[1], individual[2]) == (3, pytest.approx((0.4 + 0.2 + 0.4) / 3))
-    plain, _, informed = prefix_values(found)
+    plain, _, informed = values_by_prompt(found)
     assert plain[:4] == ["without reference", 3, 1, pytest.approx((0.0 + 0.4 + 1.0) / 3)]  # an invalid answer is an error of 1
     assert informed[:4] == ["with reference", 1, 0, pytest.approx(0.3)]
 
