@@ -28,14 +28,13 @@ SETTINGS = {
     "Action-chunk length b": "algorithm.chunk_tokens",
     "Prefix cut grid": "algorithm.replay.cut_grid",
     "Prefix cut maximum fraction": "algorithm.replay.max_cut_fraction",
-    "Critic buffer capacity": "algorithm.self_critic.capacity",
-    "Prefix-target pairs per critic update": "algorithm.self_critic.pairs",
+    "Critic buffer capacity": "algorithm.self_critic.buffer_pairs",
+    "Prefix-target pairs per critic update": "algorithm.self_critic.pairs_per_update",
     "Valid rewards needed for a critic target": "algorithm.min_valid",
     "Actor learning rate": "optimizer.lr",
-    "Initial critic learning rate": "algorithm.self_critic.lr",
-    "Critic learning-rate floor": "algorithm.self_critic.lr_floor",
+    "Initial critic learning rate": "algorithm.self_critic.rate.initial",
+    "Critic learning-rate floor": "algorithm.self_critic.rate.floor",
     "Critic gradient-norm clip": "algorithm.self_critic.clip_grad_norm",
-    "Actor minibatches": "algorithm.minibatches",
     "Readiness window": "algorithm.readiness.window",
     "Global readiness threshold": "algorithm.readiness.global_threshold",
     "Local readiness threshold": "algorithm.readiness.local_threshold",
@@ -70,17 +69,22 @@ def main_scores(page: Page, material: Material, name: str, algorithms: Sequence[
 def critic_readiness(page: Page, material: Material, name: str) -> str:
     """Ready fraction, critic error and audit error by step; beside them the error with a reference and without."""
     found = material.of("ac2")
-    figure, axes = axes_grid(4, width=3.4, height=3.0)
-    for axis, curve in zip(axes, SELF_CRITIC, strict=False):
-        draw(axis, found, curve)
     pairs = [(one, errors_by_reference(one.rows)) for one in material.probed]
     known = [(one, errors) for one, errors in pairs if None not in errors]
-    for i, label in enumerate(("without reference", "with reference")):
-        axes[3].plot([one.step for one, _ in known], [errors[i] for _, errors in known], marker="o", color=f"C{7 + i}", label=label)
-    axes[3].set(title="MAE by prompt", xlabel="step of the checkpoint")
+    figure, axes = axes_grid(4 if known else 3, width=3.4, height=3.0)
+    for axis, curve in zip(axes, SELF_CRITIC, strict=False):
+        draw(axis, found, curve)
+    if known:
+        _errors_by_prompt(axes[3], known)
     legend(figure, axes, found)
     page.figure(name, figure)
     return "" if known else "without the fourth panel, which needs groups of pipelines.replay mode=probe"
+
+
+def _errors_by_prompt(axis: Any, known: Sequence[tuple[GroupFolder, tuple[float | None, float | None]]]) -> None:
+    for i, label in enumerate(("without reference", "with reference")):
+        axis.plot([one.step for one, _ in known], [errors[i] for _, errors in known], marker="o", color=f"C{7 + i}", label=label)
+    axis.set(title="MAE by prompt", xlabel="step of the checkpoint")
 
 
 def ablations(page: Page, material: Material, name: str, by: str) -> str:
