@@ -75,16 +75,15 @@ class Learner(Protocol):
         """Rollout batches received in this run, the one in hand included."""
         ...
 
-    @property
-    def updates(self) -> Mapping[str, int]:
-        """Optimizer steps taken in this run, by optimizer."""
-        ...
-
     def receive(self, groups: Iterable[dict], forwards: Mapping[str, Callable[[Sample], bool]]) -> list[Sample]:
         """Take this rank's share of the step's groups as they arrive, and meanwhile run the models named on the samples picked.
 
         `policy` fills `old_logprobs` and `entropy`, `reference` fills `ref_logprobs`, `value` fills `values`.
         """
+        ...
+
+    def warmed(self, optimizer: str) -> int:
+        """How far the warm-up of an optimizer's rate has come: its steps so far, or the earlier rollout batches that had any."""
         ...
 
     def minibatches(self, samples: list[Sample], count: int, balanced: bool = False) -> list[list[Sample]]:

@@ -206,7 +206,7 @@ class PPO(PolicyUpdate):
         metrics = []
         for _ in range(self.critic.epochs):
             for part in learner.minibatches(batch, self.critic.minibatches, self.balance_minibatches):
-                warm = min(1.0, (learner.updates["value"] + 1) / max(self.critic.lr_warmup_steps, 1))
+                warm = min(1.0, (learner.warmed("value") + 1) / max(self.critic.lr_warmup_steps, 1))
                 samples = [s for s in part if learns_value(s)]
                 metrics.append(critic_metrics(learner.step("value", samples, loss, lr=self.critic.lr * scale * warm)))
         return mean_metrics(metrics)

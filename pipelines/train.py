@@ -23,6 +23,7 @@ from pipelines.command.place import keep_config, manifest_of, place
 from pipelines.command.resumed import compose_run
 from pipelines.command.scorable import check_scorable
 from pipelines.config.run import RunConfig, build, digest, self_critic_of
+from pipelines.data.model_folder import read_model_config
 from pipelines.data.problems import ProblemSet, load_problems, reading_notes
 from pipelines.data.prompts import load_tokenizer, stop_ids
 from pipelines.engines.config import Sampling
@@ -35,7 +36,7 @@ from pipelines.store.buffer_index import claim
 from pipelines.store.outbox import masked
 from pipelines.store.replay_buffer import check_place, tokenizer_hash
 from pipelines.store.tracker import FLUSH_TIMEOUT_S, description, git_sha
-from pipelines.trainer.config import LoopConfig, read_model_config
+from pipelines.trainer.config import LoopConfig
 from pipelines.trainer.launch import rank_options, run_rank
 from pipelines.trainer.link import CoordinatorDied, CoordinatorLink
 from serve import judge

@@ -18,6 +18,7 @@ OPTIMIZER = OptimizerConfig(
     weight_decay=0.01,
     schedule="constant",
     warmup_steps=0,
+    warmup_by="optimizer_step",
     clip_grad_norm=1.0,
     max_nonfinite_steps=2,
 )

@@ -9,9 +9,9 @@ from pipelines.command import progress
 from pipelines.command.resumed import differences
 from pipelines.config.make import ConfigError
 from pipelines.config.run import RunConfig, absolute_paths, digest
+from pipelines.data.model_folder import read_model_config
 from pipelines.data.problems import ProblemSet
 from pipelines.store import checkpoint, run_folder
-from pipelines.trainer.config import read_model_config
 
 
 def place(config: RunConfig) -> tuple[str | None, str]:

@@ -15,7 +15,7 @@ from pipelines.config.make import ConfigError
 from pipelines.store.tracker import flatten
 
 CONF = Path(__file__).parents[2] / "conf"
-GROUPS = ("algorithm", "task", "model", "cluster", "experiment")
+GROUPS = ("algorithm", "task", "model", "cluster", "experiment", "recipe")
 
 
 def compose(overrides: list[str], config_name: str = "config", own_conf: str | None = None) -> DictConfig:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-import importlib
+import importlib.util
 import json
 import math
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from algorithms.base import Algorithm
 from algorithms.flops import DecodingCost
 from algorithms.self_critic import MAX_ANSWER_TOKENS, SelfCriticPrompt
 from pipelines.config.make import ConfigError, check_bounds, check_type, make
+from pipelines.data.model_folder import has_language_part, read_model_config
 from pipelines.data.problems import TaskConfig
 from pipelines.engines.config import EngineConfig, Sampling
 from pipelines.engines.self_critic import SelfCritic
@@ -20,7 +21,7 @@ from pipelines.rollout.scores import EvaluationConfig
 from pipelines.store.checkpoint import CheckpointConfig
 from pipelines.store.replay_buffer import ReplayBufferConfig
 from pipelines.store.tracker import TrackingConfig
-from pipelines.trainer.config import LearnerConfig, ModelConfig, OptimizerConfig, read_model_config
+from pipelines.trainer.config import LearnerConfig, ModelConfig, OptimizerConfig
 from pipelines.trainer.value_folder import check_value_model
 from serve.judge import JudgeConfig
 from serve.reward_function import RewardConfig
@@ -197,6 +198,7 @@ def _check(config: RunConfig) -> None:
     _check_rewards(config)
     model = read_model_config(config.model.path)
     DecodingCost.of_config(model)  # a model whose cost cannot be counted is refused before anything starts
+    _check_engines_open(config, model)
     if (critic := config.algorithm.value_model) is not None and critic.path is not None:
         check_value_model(critic.path, critic.head.outputs, config.model.path)
     context = model.get("max_position_embeddings")
@@ -209,6 +211,22 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(
             f"cluster.learner.max_tokens_per_microbatch={config.learner.max_tokens_per_microbatch} cannot hold one sequence of "
             f"{config.max_model_len} tokens (prompt and response budgets): raise it."
+        )
+
+
+def _check_engines_open(config: RunConfig, model: dict[str, Any]) -> None:
+    """ConfigError where engines on CPUs would fail on what the model has beside ordinary attention."""
+    if config.engines.num_gpus:
+        return
+    if "linear_attention" in (model.get("layer_types") or []) and config.model.dtype != "bfloat16":
+        raise ConfigError(
+            f"model.dtype={config.model.dtype}: the engines run this model's gated delta nets on CPUs in bfloat16 only; give "
+            "model.dtype=bfloat16."
+        )
+    if has_language_part(model) and importlib.util.find_spec("torchvision") is None:
+        raise ConfigError(
+            f"model.path={config.model.path}: vLLM opens a model that also sees pictures with torchvision, which is not here; "
+            "install the torchvision that belongs to this torch."
         )
 
 

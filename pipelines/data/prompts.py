@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.data.messages import PromptError, as_messages
+from pipelines.data.model_folder import read_model_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,11 +97,9 @@ def _one_bos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
 
 def stop_ids(model_path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every id that ends a response: the generation config's and the tokenizer's, which do not always agree."""
-    ids: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        file = Path(model_path) / name
-        if file.is_file():
-            ids |= _as_ids(json.loads(file.read_text()).get("eos_token_id"))
+    ids = _as_ids(read_model_config(model_path).get("eos_token_id"))
+    if (file := Path(model_path) / "generation_config.json").is_file():
+        ids |= _as_ids(json.loads(file.read_text()).get("eos_token_id"))
     return sorted(ids | _as_ids(tokenizer.eos_token_id))
 
 

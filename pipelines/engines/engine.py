@@ -44,6 +44,7 @@ class Engine:
         # vLLM and transformers load here and not with the module: every stage of the rollout dataset imports it.
         from vllm import EngineArgs, LLMEngine
 
+        from pipelines.data.model_folder import has_language_part, read_model_config
         from pipelines.data.prompts import load_tokenizer, stop_ids
 
         arguments: dict[str, Any] = {
@@ -62,6 +63,9 @@ class Engine:
             "seed": seed,
             "worker_extension_cls": WORKER_EXTENSION,
         }
+        model = read_model_config(model_path)
+        if has_language_part(model):
+            arguments["language_model_only"] = True
         if config.weight_sync == "nccl":
             arguments["weight_transfer_config"] = {"backend": "nccl"}
         if config.block_size is not None:
@@ -71,6 +75,8 @@ class Engine:
         else:
             # A prefill cut in two rewinds its request's random generator, which vLLM 0.32 cannot do on a CPU.
             arguments["enable_chunked_prefill"] = False
+            # The states of gated delta nets are only cached where prefills are cut.
+            arguments["enable_prefix_caching"] = "linear_attention" not in (model.get("layer_types") or [])
             arguments["max_num_batched_tokens"] = max(config.max_num_batched_tokens, max_model_len)
         self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._tokenizer = load_tokenizer(model_path)

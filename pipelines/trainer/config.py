@@ -1,13 +1,11 @@
-"""Settings of the trainer's parts, and the description of a model folder.
+"""Settings of the trainer's parts.
 
 Kept light on purpose: Ray's controller and every rank unpickle this module, and torch and transformers take seconds to import.
 """
 
-import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from algorithms.base import Algorithm
 from pipelines.engines.pool import EnginePool
@@ -44,16 +42,6 @@ class ModelConfig:
             raise ValueError(f"model.dtype={self.dtype}: use float32 or bfloat16.")
 
 
-def read_model_config(path: str) -> dict[str, Any]:
-    """The model folder's config.json as a dict; ValueError in one sentence if the folder is not a model with a tokenizer."""
-    folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"model.path={path}: no config.json there; give a folder in Hugging Face format.")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
-        raise ValueError(f"model.path={path}: the folder has no tokenizer; save one there with tokenizer.save_pretrained.")
-    return cast(dict[str, Any], json.loads((folder / "config.json").read_text()))
-
-
 @dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW, a linear warm-up, then a constant rate or a cosine to a tenth over `total_updates`."""
@@ -75,6 +63,7 @@ class OptimizerConfig:
     weight_decay: float
     schedule: str
     warmup_steps: int
+    warmup_by: str
     clip_grad_norm: float
     max_nonfinite_steps: int
     total_updates: int | None = None
@@ -82,12 +71,14 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.schedule not in ("constant", "cosine"):
             raise ValueError(f"optimizer.schedule={self.schedule}: use constant or cosine.")
+        if self.warmup_by not in ("optimizer_step", "rollout_batch"):
+            raise ValueError(f"optimizer.warmup_by={self.warmup_by}: use optimizer_step or rollout_batch.")
         if self.schedule == "cosine" and not self.total_updates:
             raise ValueError("optimizer.schedule=cosine needs optimizer.total_updates.")
 
-    def lr_at(self, update: int) -> float:
-        """The learning rate of the update with this number, counted from 0."""
-        lr = self.lr * min(1.0, (update + 1) / max(self.warmup_steps, 1))
+    def lr_at(self, update: int, warmed: int) -> float:
+        """The learning rate of the update with this number, after so many units of warm-up, both counted from 0."""
+        lr = self.lr * min(1.0, (warmed + 1) / max(self.warmup_steps, 1))
         if self.schedule == "cosine" and self.total_updates:
             lr *= 0.1 + 0.45 * (1 + math.cos(math.pi * min(update / self.total_updates, 1.0)))
         return lr

@@ -96,6 +96,8 @@ class Learner:
         self.residency = Residency(device, parts, offload_idle)
         self.batches = 0
         self.updates = dict.fromkeys(self.specs, 0)
+        self.stepped = dict.fromkeys(self.specs, 0)  # batches in which an optimizer took a step, this one too
+        self._last_stepped = dict.fromkeys(self.specs, -1)
         self.timings: Metrics = {}  # seconds by metric, for the loop to read and clear
 
     # -- the primitives ----------------------------------------------------------------------------------------------
@@ -172,13 +174,22 @@ class Learner:
             return (per_token * weight).sum() + 0.0 * anchor.sum()  # an empty batch keeps its graph
 
         accumulate(module, samples, self.max_tokens, self.ranks, objective)
-        lr = self.config.lr_at(self.updates[optimizer]) if lr is None else lr
+        lr = self.config.lr_at(self.updates[optimizer], self.warmed(optimizer)) if lr is None else lr
         whole_loss = meter.loss()
         applied = self.optimizers[optimizer].apply(lr, whole_loss, measure_change)
-        self.updates[optimizer] += int(not applied.skipped)
+        if not applied.skipped:
+            self.updates[optimizer] += 1
+            self.stepped[optimizer] += int(self._last_stepped[optimizer] < self.batches)
+            self._last_stepped[optimizer] = self.batches
         self._spent(spec.timing, started)
         means = meter.means(int(tokens))
         return Step(int(tokens), whole_loss, applied.grad_norm, lr, applied.skipped, applied.change, means)
+
+    def warmed(self, optimizer: str) -> int:
+        """How far the warm-up of an optimizer's rate has come, in the unit that the configuration counts it by."""
+        if self.config.warmup_by == "optimizer_step":
+            return self.updates[optimizer]
+        return self.stepped[optimizer] - int(self._last_stepped[optimizer] == self.batches)
 
     def total(self, values: list[float]) -> list[float]:
         """Each number summed over all ranks."""

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from pipelines.data.model_folder import has_language_part, read_model_config
 from pipelines.trainer.config import LoRAConfig, ModelConfig
 from pipelines.weights.base import on_rank_0_cpu
 
@@ -33,6 +34,7 @@ class Policy(nn.Module):
                 raise ValueError(f"{type(lm).__name__}: models that scale their logits ({name}) are not supported yet.")
         self.lm = lm
         self.lora_scaling = 0.0  # alpha / rank where there are adapters
+        self.prefix = "model."  # of its weights in the model folder
         self.softcap: float | None = getattr(lm.config, "final_logit_softcapping", None)
 
     def forward(
@@ -83,6 +85,8 @@ def load_policy(config: ModelConfig, mesh: DeviceMesh, device: torch.device) -> 
         _add_adapters(lm, config.lora)
     policy = Policy(lm)
     policy.lora_scaling = config.lora.alpha / config.lora.rank if config.lora is not None else 0.0
+    if opened_in_part(lm, config):
+        policy.prefix = "model.language_model."
     full = {name: value for name, value in policy.state_dict().items()} if mesh.get_rank() == 0 else {}
     shard(policy, lm, mesh, config.dtype)
     return distribute(policy, lm, full, mesh, device, strict=not _tied(lm)).train()
@@ -99,6 +103,12 @@ def whole_or_empty(kind: Any, config: ModelConfig, mesh: DeviceMesh) -> PreTrain
     if config.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return lm
+
+
+def opened_in_part(lm: PreTrainedModel, config: ModelConfig) -> bool:
+    """Whether the model is the language part of the folder's, as Qwen3.5 is trained: pictures have no part in it."""
+    folder = read_model_config(config.path)
+    return has_language_part(folder) and lm.config.model_type == folder["text_config"].get("model_type")
 
 
 def distribute(
@@ -168,7 +178,8 @@ def hf_weights(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
         if stem != name:
             up, down = gathered(state[f"{stem}.lora_B.default.weight"]), gathered(state[f"{stem}.lora_A.default.weight"])
             full = full + policy.lora_scaling * (up @ down)
-        yield name.removeprefix("lm.").replace(".base_layer", ""), full.to(dtype)
+        name = name.removeprefix("lm.").replace(".base_layer", "")
+        yield policy.prefix + name.removeprefix("model.") if name.startswith("model.") else name, full.to(dtype)
 
 
 def gathered(value: Any) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -45,7 +45,7 @@ def save(learner: Learner, path: Path, coordinator: dict[str, Any], manifest: di
     if dist.get_rank() == 0:
         write_coordinator(path, coordinator)
         sync_tree(path)
-        counts = {"updates": learner.updates, "batches": learner.batches}
+        counts = {"updates": learner.updates, "stepped": learner.stepped, "batches": learner.batches}
         write_atomically(path / MANIFEST, json.dumps(manifest | counts, indent=1))
     dist.barrier()
 
@@ -55,10 +55,20 @@ def save_model_folder(learner: Learner, path: Path) -> None:
     weights = full_state_dict(learner.policy, torch.float32)
     if dist.get_rank() == 0:
         path.mkdir(parents=True, exist_ok=True)
+        weights |= _untrained_parts(learner)
         save_file(weights, str(path / "model.safetensors"), metadata={"format": "pt"})
         for file in Path(learner.model.path).iterdir():
             if file.name in CARRIED or file.name.startswith("tokenizer"):
                 shutil.copy(file, path / file.name)
+
+
+def _untrained_parts(learner: Learner) -> dict[str, torch.Tensor]:
+    """Weights of the folder that the trainer has not opened: a picture encoder's, where the language model is one part of it."""
+    prefix = learner.policy.prefix
+    if prefix == "model.":
+        return {}
+    files = sorted(Path(learner.model.path).glob("*.safetensors"))
+    return {k: v for file in files for k, v in load_file(file).items() if not k.startswith((prefix, "lm_head."))}
 
 
 def _save_adapters(learner: Learner, path: Path, lora: LoRAConfig) -> None:
@@ -94,6 +104,7 @@ def load(learner: Learner, path: str | Path) -> None:
     manifest = read_manifest(path)
     learner.batches = manifest["batches"]
     learner.updates |= {name: manifest["updates"][name] for name in optimizers}
+    learner.stepped |= {name: manifest["stepped"][name] for name in optimizers}
 
 
 def _trained_models(learner: Learner) -> list[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from pipelines.trainer.config import read_model_config
+from pipelines.data.model_folder import read_model_config
 
 HEAD = "value_head.safetensors"
 

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -9,9 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from algorithms.types import ValueModelSpec
+from pipelines.data.model_folder import has_language_part, read_model_config
 from pipelines.trainer.config import ModelConfig
 from pipelines.trainer.policy import distribute, gathered, shard, whole_or_empty
 from pipelines.trainer.value_folder import HEAD
@@ -40,7 +42,10 @@ def load_value_model(config: ModelConfig, spec: ValueModelSpec, mesh: DeviceMesh
     A new one is of zeros, and begins by saying the same of every state, or drawn from its seed: normal, as wide as the backbone
     draws its own weights.
     """
-    backbone = whole_or_empty(AutoModel, config, mesh)
+    folder = read_model_config(config.path)
+    # Of a model that also sees pictures the language model, which transformers opens with its head.
+    kind = AutoModelForCausalLM if has_language_part(folder) else AutoModel
+    backbone = cast(PreTrainedModel, whole_or_empty(kind, config, mesh).base_model)
     model = ValueModel(backbone, spec.head.outputs)
     full: dict[str, Tensor] = {}
     if mesh.get_rank() == 0:
@@ -58,7 +63,7 @@ def load_value_model(config: ModelConfig, spec: ValueModelSpec, mesh: DeviceMesh
 
 
 def save_value_model(model: ValueModel, path: Path, began_as: str) -> None:
-    """The value model as a folder that `algorithm.critic.path` takes; collective. `began_as` has its configuration."""
+    """The value model as a folder that `algorithm.critic.path` takes; collective. `began_as` has its tokenizer."""
     full = {name: gathered(value).cpu().contiguous() for name, value in model.state_dict().items()}
     if dist.get_rank() == 0:
         path.mkdir(parents=True, exist_ok=True)
@@ -68,6 +73,7 @@ def save_value_model(model: ValueModel, path: Path, began_as: str) -> None:
         }
         save_file(parts["backbone."], str(path / "model.safetensors"), metadata={"format": "pt"})
         save_file(parts["head."], str(path / HEAD))
+        model.backbone.config.save_pretrained(path)
         for file in Path(began_as).iterdir():
-            if file.name == "config.json" or file.name.startswith("tokenizer"):
+            if file.name.startswith("tokenizer"):
                 shutil.copy(file, path / file.name)

@@ -20,7 +20,8 @@ class WeightLoader:
         """Replace the weights by those of a folder's safetensors; returns checksums of what was read and what is resident.
 
         `resident` is empty where it cannot be compared: kernels that keep weights packed in a layout of their own (oneDNN on CPUs),
-        shards of a tensor-parallel engine, quantised weights.
+        shards of a tensor-parallel engine, quantised weights, and weights of several precisions (a hybrid model's decay rates are
+        float32).
         """
         arrived: list[torch.Tensor] = []
 
@@ -35,7 +36,7 @@ class WeightLoader:
         _repack_tied_heads(model)
         resident = list(model.parameters())
         whole = self.vllm_config.parallel_config.tensor_parallel_size == 1 and self.vllm_config.model_config.quantization is None
-        plain = whole and all(tensor.numel() for tensor in resident)
+        plain = whole and all(tensor.numel() for tensor in resident) and len({tensor.dtype for tensor in resident}) == 1
         return {"read": weights_checksum(arrived), "resident": weights_checksum(resident) if plain else ""}
 
 

@@ -1,7 +1,11 @@
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from algorithms.flops import DecodingCost
 
@@ -65,9 +69,38 @@ def test_missing_size_is_named():
         DecodingCost.of_config({k: v for k, v in QWEN3_4B.items() if k != "vocab_size"})
 
 
-def test_sizes_in_a_text_config_count_and_layers_that_are_no_attention_are_refused():
-    nested = {"model_type": "qwen3_5", "text_config": QWEN3_4B | {"layer_types": ["full_attention"] * 36}}
-    assert DecodingCost.of_config(nested) == DecodingCost.of_config(QWEN3_4B)
-    hybrid = QWEN3_4B | {"layer_types": ["linear_attention", "full_attention"]}
-    with pytest.raises(ValueError, match="layers of kind 'linear_attention', for which AC2 has no equation"):
-        DecodingCost.of_config({"text_config": hybrid})
+def hybrid_config(layers: list[str]) -> Any:
+    return Qwen3_5TextConfig(
+        vocab_size=50,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=len(layers),
+        layer_types=layers,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=5,
+        linear_value_head_dim=7,
+    )
+
+
+@pytest.mark.parametrize("layers", [["full_attention"], ["linear_attention"], ["linear_attention"] * 3 + ["full_attention"]])
+def test_a_hybrid_model_counts_its_own_projections_and_states(layers):
+    """Against the model itself: two FLOPs for each weight of its matrices, and three products with each state of 4 x 5 x 7."""
+    config = hybrid_config(layers)
+    matrices = [m for m in Qwen3_5ForCausalLM(config).modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv1d)]
+    linear = layers.count("linear_attention")
+    weights = sum(m.weight.numel() for m in matrices)
+    gate = 0 if linear else 24 * 3 * 8  # a configuration without delta nets says itself whether its attention is gated
+    cost = DecodingCost.of_config(config.to_dict())
+    assert cost == DecodingCost(a=2 * (weights - gate + 3 * linear * 4 * 5 * 7), b=4 * (len(layers) - linear) * 3 * 8)
+    assert gate == 0 or DecodingCost.of_config(config.to_dict() | {"attn_output_gate": True}).a == 2 * weights
+
+
+def test_layers_that_are_unknown_or_say_too_little_are_refused():
+    with pytest.raises(ValueError, match="layers of kind 'mamba', for which there is no equation"):
+        DecodingCost.of_config(QWEN3_4B | {"layer_types": ["mamba", "full_attention"]})
+    with pytest.raises(ValueError, match=r"config\.json has no 'linear_num_key_heads'"):
+        DecodingCost.of_config(QWEN3_4B | {"layer_types": ["linear_attention", "full_attention"]})

@@ -213,7 +213,10 @@ def test_impossible_settings_are_refused(overrides, message):
 def test_the_critics_rate_scales_with_its_minibatches_as_in_table_7():
     class Steps:
         def __init__(self):
-            self.rates, self.updates = [], {"value": 0}
+            self.rates = []
+
+        def warmed(self, optimizer):
+            return 0
 
         def minibatches(self, batch, count, balanced):
             return [[]] * count

@@ -22,12 +22,12 @@ from algorithms.self_critic import SelfCriticPrompt
 from algorithms.types import Problem
 from pipelines.command import cluster
 from pipelines.config.run import RunConfig
+from pipelines.data.model_folder import read_model_config
 from pipelines.engines.config import Sampling
 from pipelines.rollout.coordinator import Coordinator, CoordinatorConfig
 from pipelines.rollout.dataset import rollout_dataset
 from pipelines.store.tracker import TrackingConfig
 from pipelines.trainer.batching import trainer_rows
-from pipelines.trainer.config import read_model_config
 from pipelines.trainer.link import CoordinatorLink
 from serve import judge
 from tests.conftest import configure

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import shutil
 
@@ -44,6 +45,21 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path, random_model):
     shutil.copy(f"{random_model}/config.json", tmp_path)
     with pytest.raises(ValueError, match="no tokenizer"):
         configure(f"model.path={tmp_path}")
+
+
+def test_engines_on_cpus_need_bfloat16_and_torchvision_for_models_of_qwen35s_kind(tmp_path, random_model, monkeypatch):
+    shutil.copytree(random_model, tmp_path / "m")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    sizes = {
+        f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+    }
+    text = config | sizes | {"linear_conv_kernel_dim": 2, "layer_types": ["linear_attention", "full_attention"] * 2}
+    (tmp_path / "m/config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": text}))
+    with pytest.raises(ConfigError, match=r"model\.dtype=float32: the engines run this model's gated delta nets"):
+        configure(f"model.path={tmp_path}/m")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="sees pictures with torchvision, which is not here"):
+        configure(f"model.path={tmp_path}/m", "model.dtype=bfloat16")
 
 
 def test_every_choice_composes():

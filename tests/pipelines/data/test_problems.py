@@ -118,5 +118,9 @@ def test_plain_text_without_a_template(tokenizer):
 
 
 def test_stop_ids_are_the_union_of_both_configs(tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    assert stop_ids(str(tmp_path), tokenizer) == [tokenizer.eos_token_id, 7, 9]
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 11}))
+    assert stop_ids(str(tmp_path), tokenizer) == [tokenizer.eos_token_id, 7, 9, 11]
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 12}}))  # a model that also sees pictures
+    assert stop_ids(str(tmp_path), tokenizer) == [tokenizer.eos_token_id, 7, 9, 12]

@@ -18,7 +18,7 @@ from pipelines.trainer.learner import dealt
 from pipelines.trainer.optimizer import NonFiniteError
 from tests.conftest import configure
 from tests.distributed import run_ranks
-from tests.learner_parts import TEMPERATURE, credited, make_groups, make_learner, share
+from tests.learner_parts import OPTIMIZER, TEMPERATURE, credited, make_groups, make_learner, share
 from tests.reference.ac2 import ac2_update
 from tests.reference.grpo import grpo_update, logprobs_of
 
@@ -48,6 +48,23 @@ def worst_logprob(folder: str) -> float:
                 expected, _ = logprobs_of(plain, ids[: sample.prompt_length], ids[sample.prompt_length :], TEMPERATURE)
             worst = max(worst, float(np.abs(sample.old_logprobs - expected.numpy()).max()))
     return worst
+
+
+def warming_rates(folder: str, path: Path) -> list[list[float]]:
+    """Rates of two steps in each of three batches and one without a step, by unit; the last batch after a checkpoint."""
+    found = []
+    for unit in ("optimizer_step", "rollout_batch"):
+        optimizer = dataclasses.replace(OPTIMIZER, lr=1.0, warmup_steps=4, warmup_by=unit)
+        learner, rates = make_learner(folder, 4096, optimizer=optimizer), []
+        for steps in (2, 0, 2, 2):
+            if len(rates) == 4:
+                train_state.save(learner, path / unit, {}, {"step": 3})
+                learner = make_learner(folder, 4096, optimizer=optimizer)
+                train_state.load(learner, path / unit)
+            samples = learner.receive(share(credited(make_groups())), {})
+            rates += [learner.step("actor", samples, lambda tokens: (0 * tokens.logprobs, {})).lr for _ in range(steps)]
+        found.append(rates)
+    return found
 
 
 def poisoned_steps(folder: str) -> tuple[bool, float, bool]:
@@ -328,3 +345,9 @@ def test_prompt_and_prefix_get_no_loss():
         length = padded.input_ids.shape[1]
         start = len(group["prompt_ids"]) + len(group["prefix_ids"])
         assert min(int(p) % length for p in padded.select) == start - 1
+
+
+def test_a_rate_warms_up_by_optimizer_steps_or_by_rollout_batches(random_model, tmp_path):
+    """Four units: by step 1/4, 2/4, 3/4, 1 and on; by batch both steps of one share a rate, and a batch without a step is none."""
+    (rates,) = run_ranks(warming_rates, 1, random_model, tmp_path)
+    assert rates == [[0.25, 0.5, 0.75, 1, 1, 1], [0.25, 0.25, 0.5, 0.5, 0.75, 0.75]]

@@ -5,7 +5,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,18 +14,15 @@ os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 import numpy as np
 import ray
 
-from algorithms.self_critic import round_to_grid
 from algorithms.types import Sample
 from pipelines.command import cluster
 from pipelines.command.entry import command
-from pipelines.config.make import make
+from pipelines.config.make import ConfigError, make
 from pipelines.config.run import RayConfig, digest, resolve_model, resolve_tracking
-from pipelines.data.files import DataError, read_rows
-from pipelines.data.messages import PromptError, as_tools
-from pipelines.data.prompts import load_tokenizer, render_prompt, stop_ids
-from pipelines.engines.self_critic_prompt import load_self_critic_prompt
+from pipelines.data.model_folder import read_model_config
+from pipelines.sft.examples import ExamplesConfig, load_examples
 from pipelines.store.tracker import Tracker, TrackingConfig, description, git_sha
-from pipelines.trainer.config import LearnerConfig, ModelConfig, OptimizerConfig, read_model_config
+from pipelines.trainer.config import LearnerConfig, ModelConfig, OptimizerConfig
 
 LOG_EVERY = 20  # optimizer steps
 
@@ -45,49 +41,6 @@ class SFTConfig:
     shuffle: bool
     loss_aggregation: str
     output_dir: str
-
-
-def load_examples(
-    files: list[str], model: ModelConfig, max_tokens: int, template_arguments: dict[str, Any] | None = None
-) -> tuple[list[tuple[np.ndarray, int]], int]:
-    """Token ids and prompt lengths of all examples, and how many were too long.
-
-    A row with a `value` teaches the critic: `response` is part of one, its value is asked for with `reference` if there is one. Any
-    other row teaches the response, ended by a stop token.
-    """
-    tokenizer, critic = load_tokenizer(model.path), None
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else stop_ids(model.path, tokenizer)[0]
-    examples, dropped = [], 0
-
-    def ids_of(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    for file in files:
-        for i, row in enumerate(read_rows(file)):
-            for column, kinds in (("prompt", (str, list)), ("response", (str,))):
-                if not isinstance(row.get(column), kinds):
-                    raise DataError(
-                        f"{file}, row {i}: column {column!r} is missing or not {' or '.join(k.__name__ for k in kinds)}."
-                    )
-            try:
-                context = render_prompt(tokenizer, row["prompt"], as_tools(row.get("tools")), template_arguments)
-            except PromptError as error:
-                raise DataError(f"{file}, row {i}, column 'prompt': {error}.") from error
-            response = ids_of(row["response"])
-            answer: Iterable[int] = [*response, end]
-            if (value := row.get("value")) is not None:
-                if not 0 <= value <= 1:
-                    raise DataError(f"{file}, row {i}: a value of {value} is not between 0 and 1.")
-                critic = critic or load_self_critic_prompt(model.self_critic_prompt, model.path, template_arguments)
-                reference = row.get("reference")
-                context = critic.query(context, response, ids_of(reference) if reference is not None else None).tolist()
-                answer = critic.answer(round_to_grid(value))
-            ids = np.array([*context, *answer], dtype=np.int32)
-            if len(ids) > max_tokens:
-                dropped += 1
-            else:
-                examples.append((ids, len(context)))
-    return examples, dropped
 
 
 def run_rank(config: SFTConfig) -> None:
@@ -141,11 +94,11 @@ def run(tree: dict[str, Any]) -> None:
     model = make(ModelConfig, resolve_model(tree["model"]), "model")
     read_model_config(model.path)
     learner = make(LearnerConfig, tree["cluster"]["learner"], "cluster.learner")
-    examples, dropped = load_examples(tree["data"]["files"], model, tree["data"]["max_tokens"], tree["data"]["template_arguments"])
-    if not examples:
-        raise DataError(f"data.files: no usable example ({dropped} longer than {tree['data']['max_tokens']} tokens).")
-    updates = tree["epochs"] * -(-len(examples) // tree["batch_size"])
-    print(f"  {len(examples)} examples ({dropped} too long), {updates} updates of {tree['batch_size']}", flush=True)
+    data = make(ExamplesConfig, tree["data"], "data")
+    _check_room(data, learner)
+    examples = load_examples(data, model.path, model.self_critic_prompt)
+    updates = tree["epochs"] * -(-len(examples.used) // tree["batch_size"])
+    print(f"  {examples.summary()}; {updates} updates of {tree['batch_size']}", flush=True)
     output = Path(tree["output_dir"]).resolve()
     output.mkdir(parents=True, exist_ok=True)
     for name in ("progress.jsonl", "mlflow.jsonl", "mlflow.sent", "mlflow.run"):  # left by an earlier fine-tuning
@@ -154,9 +107,9 @@ def run(tree: dict[str, Any]) -> None:
     cluster.check_demand({f"{learner.ranks} trainer ranks": (learner.ranks * learner.num_cpus, learner.ranks * learner.num_gpus)})
     config = SFTConfig(
         model=model,
-        optimizer=make(OptimizerConfig, tree["optimizer"] | {"total_updates": updates}, "optimizer"),
+        optimizer=make(OptimizerConfig, tree["optimizer"] | {"total_updates": updates, "warmup_by": "optimizer_step"}, "optimizer"),
         learner=learner,
-        sequences=ray.put(examples),
+        sequences=ray.put(examples.used),
         output_dir=str(output),
         **{name: tree[name] for name in ("seed", "epochs", "batch_size", "shuffle", "loss_aggregation")},
     )
@@ -167,7 +120,7 @@ def run(tree: dict[str, Any]) -> None:
         run_config=RunConfig(name="ray_train", storage_path=str(output / "ray")),
     )
     tags = description("pipelines.sft", sys.argv[1:])
-    tags |= {"algorithm": "sft", "git_sha": git_sha(), "config_digest": digest(tree)}
+    tags |= {"algorithm": "sft", "git_sha": git_sha(), "config_digest": digest(tree), "examples": examples.summary()}
     tracker = Tracker(make(TrackingConfig, resolve_tracking(tree["tracking"]), "tracking"), tree, tags, output)
     with _Follow(output / "progress.jsonl", tracker, updates):
         trainer.fit()
@@ -175,6 +128,16 @@ def run(tree: dict[str, Any]) -> None:
     if unsent := tracker.finish("FINISHED"):
         print(f"warning: {unsent}", file=sys.stderr)
     print(f"  model written to {output}")
+
+
+def _check_room(data: ExamplesConfig, learner: LearnerConfig) -> None:
+    """ConfigError if an example may be longer than what a rank takes at once."""
+    longest = data.max_prompt_tokens + data.max_response_tokens
+    if longest > learner.max_tokens_per_microbatch:
+        raise ConfigError(
+            f"cluster.learner.max_tokens_per_microbatch={learner.max_tokens_per_microbatch} cannot hold one example of {longest} "
+            "tokens (data.max_prompt_tokens and data.max_response_tokens): raise it."
+        )
 
 
 class _Follow:
