@@ -15,7 +15,7 @@ from algorithms.types import Problem, PromptRow
 from pipelines.command import cluster
 from pipelines.command.entry import command
 from pipelines.command.progress import table
-from pipelines.command.scorable import check_scorable
+from pipelines.command.scorable import scoring_of
 from pipelines.config.run import RunConfig, build
 from pipelines.data.problems import load_problems, reading_notes
 from pipelines.data.prompts import load_tokenizer
@@ -39,14 +39,14 @@ def run(tree: dict[str, Any]) -> dict[str, float]:
     tokenizer = load_tokenizer(config.model.path)
     reward = RewardFunction.read(config.reward)
     problems = load_problems(config.task.validation, tokenizer, *config.task.reading(keep_prompts=reward is not None))
-    check_scorable(problems.problems, reward, config.judge, config.task.answer)
+    scoring = scoring_of(config, reward, [], problems.problems)
     if notes := reading_notes(tokenizer, problems):
         print(table(notes))
     cluster.connect(config.ray, config.judge.http_port)
     parts = cluster.demand(config)
     cluster.check_demand({name: part for name, part in parts.items() if "trainer" not in name})
     engines = EnginePool.start(config.model.path, config.model.dtype, config.max_model_len, config.engines, config.seed)
-    judge.start(config.judge, reward, output.parent, config.task.reward_range, config.task.answer)
+    judge.start(config.judge, scoring, output.parent)
     engines.wait_ready()
     rows = evaluate(config, problems.problems, engines)
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -22,9 +22,11 @@ import ray
 
 from algorithms.ac2 import AC2
 from algorithms.self_critic import MAX_ANSWER_TOKENS
+from algorithms.types import Problem
 from pipelines.command import cluster
 from pipelines.command.entry import command
 from pipelines.command.progress import table
+from pipelines.command.scorable import scoring_of
 from pipelines.config.make import ConfigError, check_bounds
 from pipelines.config.run import RunConfig, build, digest, self_critic
 from pipelines.data.prompts import load_tokenizer
@@ -38,6 +40,7 @@ from pipelines.store.replay_buffer import ReplayBuffer, tokenizer_hash
 from pipelines.store.whole_file import write_atomically
 from serve import judge
 from serve.reward_function import RewardFunction
+from serve.scoring import Scoring
 
 # What is added to a judged group: the self-critic's answers, null where it gave no value. `probed`: continuations that had not
 # ended after a chunk, whose value there is the self-critic's.
@@ -139,15 +142,16 @@ def _make(
     mode: str, config: RunConfig, critic: SelfCritic, job: ReplayJob, parts: list[tuple[int, pa.Table]], output: Path
 ) -> None:
     """Have the engines and, unless prefixes are only probed, the judge make the groups of these parts."""
-    cluster.connect(config.ray, config.judge.http_port)
     probing = mode == "probe"
+    scoring = Scoring() if probing else scoring_of(config, RewardFunction.read(config.reward), _problems(parts), [])
+    cluster.connect(config.ray, config.judge.http_port)
     unused = ("trainer", "coordinator", *(["judge"] if probing else []))
     demand = cluster.demand(config)
     cluster.check_demand({name: part for name, part in demand.items() if not any(word in name for word in unused)})
     context = max(config.max_model_len, critic.context_limit + MAX_ANSWER_TOKENS)
     engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed)
     if not probing:
-        judge.start(config.judge, RewardFunction.read(config.reward), output, config.task.reward_range, config.task.answer)
+        judge.start(config.judge, scoring, output)
     engines.wait_ready()
     ids = [rows["row_id"][0].as_py() for _, rows in parts]
     names = dict(zip(ids, (str(file_of(output, i)) for i, _ in parts), strict=True))
@@ -162,6 +166,13 @@ def _make(
     for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
         done += len(batch["row_id"])
         print(f"  {done}/{sum(rows.num_rows for _, rows in parts)} groups", flush=True)
+
+
+def _problems(parts: list[tuple[int, pa.Table]]) -> list[Problem]:
+    """The problems of planned rows, for what asks whether they can be scored."""
+    columns = ("problem_id", "data_source", "ground_truth", "extra_info")
+    rows = pa.concat_tables(part.select(columns) for _, part in parts).to_pylist()
+    return [Problem(row["problem_id"], row["data_source"], [], row["ground_truth"], row["extra_info"]) for row in rows]
 
 
 def ask(groups: pa.Table, engines: EnginePool, critic: SelfCritic, job: ReplayJob | None, model_path: str) -> pa.Table:

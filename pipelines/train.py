@@ -21,7 +21,7 @@ from pipelines.command import cluster, progress, signals
 from pipelines.command.entry import command
 from pipelines.command.place import keep_config, manifest_of, place
 from pipelines.command.resumed import compose_run
-from pipelines.command.scorable import check_scorable
+from pipelines.command.scorable import scoring_of
 from pipelines.config.run import RunConfig, build, digest, self_critic_of
 from pipelines.data.model_folder import read_model_config
 from pipelines.data.problems import ProblemSet, load_problems, reading_notes
@@ -78,7 +78,7 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
         load_problems(data, tokenizer, *config.task.reading(keep_prompts=reward is not None))
         for data in (config.task.train, config.task.validation)
     )
-    check_scorable((*train.problems, *validation.problems), reward, config.judge, config.task.answer)
+    scoring = scoring_of(config, reward, train.problems, validation.problems)
     manifest = manifest_of(config, train)
     if resume_from is not None:
         # A branch may change the algorithm and the seed, and a value model may be new.
@@ -103,7 +103,7 @@ def run(tree: dict[str, Any]) -> dict[str, Any]:
         weights_dir = str(Path(output_dir) / "weights")
         engines = EnginePool.start(config.model.path, config.model.dtype, context, config.engines, config.seed, weights_dir)
         coordinator = _start_coordinator(config, tokenizer, self_critic, train, validation, output_dir, resume_from, changes)
-        judge.start(config.judge, reward, output_dir, config.task.reward_range, config.task.answer)
+        judge.start(config.judge, scoring, output_dir)
         trainer = _trainer(config, coordinator, engines, self_critic, output_dir, manifest, resume_from)
         final = _follow(trainer, coordinator, output_dir, config.stop_grace_s)
     for warning in final["warnings"]:

@@ -3,6 +3,7 @@
 `JUDGE_TOKEN=SECRET serve run serve.judge:app` starts it alone; `POST /score`, `GET /healthz`, and the OpenAPI page at `/docs`.
 """
 
+import asyncio
 import dataclasses
 import math
 import os
@@ -20,13 +21,14 @@ from ray import serve
 
 from serve import typed_json
 from serve.body_limit import BodyLimit
+from serve.model_judge.judge import ModelJudge, Usage
 from serve.pool import SandboxPool
 from serve.reward_function import RewardFunction, Scored
 from serve.sandbox import START_TIMEOUT_S
+from serve.scoring import Scoring
 from serve.verifiers import find
-from serve.verifiers.answer_form import AnswerConfig
 
-APP_NAME, DEPLOYMENT, TOKEN_FILE = "judge", "Judge", "judge_token"
+APP_NAME, DEPLOYMENT, TOKEN_FILE, CACHE = "judge", "Judge", "judge_token", "judge_cache"
 BODY_BYTES = 1 << 20
 LARGEST, ROUNDING = 1e30, 1e-6  # what float32 holds with room to square it; a sum of parts may miss its bound by this
 CONF = Path(__file__).parents[1] / "conf/cluster/base.yaml"
@@ -131,23 +133,29 @@ class JudgeReplica:
     def __init__(
         self,
         config: JudgeConfig,
-        reward: RewardFunction | None = None,
+        scoring: Scoring | None = None,
         token: str | None = None,
-        bounds: tuple[float, float] | None = None,
-        answer: AnswerConfig | None = None,
+        cache: Path | None = None,
     ) -> None:
-        self._config, self._reward, self._token, self._bounds = config, reward, token, bounds
-        self._answer = dataclasses.asdict(answer or AnswerConfig())
-        isolated = reward is None or reward.isolated
+        scoring = scoring or Scoring()
+        self._config, self._token, self._reward, self._bounds = config, token, scoring.reward, scoring.bounds
+        self._answer = dataclasses.asdict(scoring.answer)
+        self._models = {name: ModelJudge(one, cache or Path(CACHE)) for name, one in scoring.model_judges.items()}
+        isolated = self._reward is None or self._reward.isolated
         size = (config.verifier_timeout_s, config.verifier_memory_gib, isolated)
         self._training, self._people = SandboxPool(config.sandboxes, *size), SandboxPool(1, *size)
 
     async def score_batch(self, items: list[dict[str, Any]], deadline_s: float | None = None) -> list[dict[str, Any]]:
-        """Verdicts in the order of the items (the fields of `Item`).
+        """Verdicts in the order of the items (the fields of `Item`, and `validation` for those of an evaluation).
 
-        What has no verdict by the deadline is null with "timeout"; what is done by then is kept.
+        What has no verdict by the deadline is null with "timeout"; what is done by then is kept. The first verdict also has the
+        `usage` of language models.
         """
-        return await self._judge(self._training, items, deadline_s or self._config.request_timeout_s)
+        usage = Usage()
+        verdicts = await self._judge(self._training, items, deadline_s or self._config.request_timeout_s, usage)
+        if usage != Usage():
+            verdicts[0]["usage"] = dataclasses.asdict(usage)
+        return verdicts
 
     async def isolation(self) -> list[str]:
         """What this machine cannot keep from a scorer."""
@@ -159,7 +167,7 @@ class JudgeReplica:
         if self._token is not None and not secrets.compare_digest(_bearer(request), self._token.encode()):
             raise HTTPException(401, "this judge wants the run's token: Authorization: Bearer TOKEN")
         one = typed_json.restored(item.model_dump())
-        (verdict,) = await self._judge(self._people, [one], self._config.request_timeout_s)
+        (verdict,) = await self._judge(self._people, [one], self._config.request_timeout_s, Usage())
         return Verdict(**verdict)
 
     @api.get("/healthz")
@@ -167,27 +175,55 @@ class JudgeReplica:
         """Whether the judge is up."""
         return {"status": "ok"}
 
-    async def _judge(self, pool: SandboxPool, items: list[dict[str, Any]], deadline_s: float) -> list[dict[str, Any]]:
+    async def _judge(self, pool: SandboxPool, items: list[dict[str, Any]], deadline_s: float, usage: Usage) -> list[dict[str, Any]]:
         if self._reward is None:
             items = [item | {"answer": self._answer} for item in items]
         verdicts: dict[int, dict[str, Any]] = {}
         jobs: list[tuple[list[int], str | RewardFunction]] = []
+        asked: list[int] = []
         if self._reward is not None:
             jobs = [(batch, self._reward) for batch in self._reward.batches(items)]
         else:
             for i, item in enumerate(items):
                 try:
-                    if find(item["data_source"]).killable:
+                    verifier = find(item["data_source"])
+                    if verifier.asks_model:
+                        asked.append(i)
+                    elif verifier.killable:
                         jobs.append(([i], item["data_source"]))
                     else:
                         verdicts[i] = _of_verifier(_in_process(item), self._bounds)
                 except Exception as error:
                     verdicts[i] = _verdict(f"error: {type(error).__name__}: {error}"[:500], None)
-        scored = await pool.score([(scorer, [items[i] for i in batch]) for batch, scorer in jobs], deadline_s)
+        scored, graded = await asyncio.gather(
+            pool.score([(scorer, [items[i] for i in batch]) for batch, scorer in jobs], deadline_s),
+            self._grades([items[i] for i in asked], deadline_s, usage),
+        )
+        verdicts |= {i: _of_verifier(grade, self._bounds) for i, grade in zip(asked, graded, strict=True)}
         read = _of_verifier if self._reward is None else _verdict
         for (batch, _), scores in zip(jobs, scored, strict=True):
             verdicts |= {i: read(score, self._bounds) for i, score in zip(batch, scores, strict=True)}
         return [verdicts[i] for i in range(len(items))]
+
+    async def _grades(self, items: list[dict[str, Any]], deadline_s: float, usage: Usage) -> list[Scored]:
+        """What the language models say; those that have not answered by the deadline are a timeout, and their answers are kept."""
+        tasks = [asyncio.create_task(self._grade(item, usage)) for item in items]
+        if tasks:
+            await asyncio.wait(tasks, timeout=deadline_s)
+        late = f"timeout: the model judge gave no answer within {deadline_s:g} s"
+        grades = [task.result() if task.done() else late for task in tasks]
+        for task in tasks:
+            task.cancel()
+        return grades
+
+    async def _grade(self, item: dict[str, Any], usage: Usage) -> Scored:
+        model = self._models.get("validation" if item.get("validation") else "train")
+        if model is None:
+            return "error: no task.model_judge, which proofs are graded by"
+        try:
+            return await model.score(item, usage)
+        except Exception as error:
+            return f"error: model judge: {type(error).__name__}: {error}"[:500]
 
     def __del__(self) -> None:
         self._training.close()
@@ -198,34 +234,25 @@ Judge: serve.Deployment = serve.deployment(name=DEPLOYMENT)(JudgeReplica)
 
 
 def application(
-    config: JudgeConfig,
-    reward: RewardFunction | None = None,
-    token: str | None = None,
-    bounds: tuple[float, float] | None = None,
-    answer: AnswerConfig | None = None,
+    config: JudgeConfig, scoring: Scoring | None = None, token: str | None = None, cache: Path | None = None
 ) -> serve.Application:
-    """The judge sized by a configuration, with a reward function of the user's own if there is one; HTTP wants the token."""
+    """The judge sized by a configuration; HTTP wants the token, and answers of language models are kept in the folder `cache`."""
     return Judge.options(
         autoscaling_config={"min_replicas": config.min_replicas, "max_replicas": config.max_replicas},
         max_ongoing_requests=config.max_ongoing_requests,
         ray_actor_options={"num_cpus": config.num_cpus},
-    ).bind(config, reward, token, bounds, answer)
+    ).bind(config, scoring, token, cache)
 
 
-def start(
-    config: JudgeConfig,
-    reward: RewardFunction | None,
-    folder: str | Path,
-    bounds: tuple[float, float] | None = None,
-    answer: AnswerConfig | None = None,
-) -> None:
-    """Run the judge in the current Ray cluster, ready when this returns; the token of its HTTP side goes to `folder`.
+def start(config: JudgeConfig, scoring: Scoring, folder: str | Path) -> None:
+    """Run the judge in the current Ray cluster, ready when this returns.
 
-    `bounds`: the range in which a reward must lie. `answer`: where answers stand in responses.
+    The token of its HTTP side and the answers of language models go to `folder`.
     """
     serve.start(http_options={"host": "127.0.0.1", "port": config.http_port})
     token = new_token(folder) if config.http_token else None
-    running = serve.run(application(config, reward, token, bounds, answer), name=APP_NAME, route_prefix="/")
+    cache = Path(folder).resolve() / CACHE
+    running = serve.run(application(config, scoring, token, cache), name=APP_NAME, route_prefix="/")
     if missing := running.isolation.remote().result(timeout_s=START_TIMEOUT_S):
         lacks = " and ".join(missing)
         print(f"warning: this machine cannot keep {lacks} from verifiers (no user namespaces or no Landlock)", file=sys.stderr)

@@ -19,6 +19,7 @@ from pipelines.data.messages import PromptError, as_messages, as_tools, media_in
 from pipelines.data.prompts import check_template_arguments, render_prompt
 from pipelines.data.row_formats import RowFormat
 from serve import typed_json
+from serve.model_judge.config import ModelJudgesConfig
 from serve.verifiers import find
 from serve.verifiers.answer_form import AnswerConfig
 
@@ -78,6 +79,7 @@ class TaskConfig:
     complete_answer: str | None
     solution: str | None = None
     answer: AnswerConfig = field(default_factory=AnswerConfig)
+    model_judge: ModelJudgesConfig | None = None
     template_arguments: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -204,6 +204,12 @@ class Coordinator:
         if record is not None:
             record.span(name, start, end)
 
+    def record_counts(self, step: int, evaluation: bool, counts: dict[str, float]) -> None:
+        """Add what a stage has counted of a block, by metric."""
+        record = (self._evaluation if evaluation else self._training).get(step)
+        if record is not None:
+            record.counts.update(counts)
+
     def finish_step(self, step: int, trainer_metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of a completed step, logged and returned; RuntimeError if too many rewards are missing."""
         record = self._training.pop(step)
@@ -212,7 +218,7 @@ class Coordinator:
         if self._replay is not None:
             self._replay.fill(table, asdict(self._config.sampling))
         metrics = rollout_metrics(rows, self._cost, self._config.reward_range) | (record.observed or {}) | trainer_metrics
-        metrics |= {name: end - start for name, (start, end) in record.spans.items()}
+        metrics |= {name: end - start for name, (start, end) in record.spans.items()} | dict(record.counts)
         self._totals["decode/flops_total"] += metrics["decode/flops"]
         self._totals["decode/tokens_total"] += metrics["decode/tokens"]
         difference = metrics.get("training/rollout_logprob_diff_mean", 0.0)
@@ -242,6 +248,7 @@ class Coordinator:
         check_scored(rows)
         n = self._config.evaluation.n
         metrics = evaluation_metrics(rows, n, seed=self._config.seed) | self._totals
+        metrics |= {f"val-aux/{name}": count for name, count in record.counts.items()}
         metrics["timing_s/testing"] = record.spans["timing_s/reward"][1] - record.spans["timing_s/gen"][0]
         self._tracker.metrics(metrics, step)
         self._evaluations[step] = mean_score(metrics, n)

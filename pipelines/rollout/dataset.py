@@ -65,10 +65,9 @@ def rollout_dataset(
 ) -> Dataset:
     """The dataset that a trainer iterates: each pass rolls out what the coordinator planned last."""
     rows = ray.data.read_datasource(PlannedRows(coordinator, blocks), override_num_blocks=blocks, **RESOURCES)
-    record = partial(coordinator.tell, "record_span")
     delivery = partial(deliver, coordinator=coordinator, credit_type=algorithm.credit_type)
     return (
-        judged_dataset(rows, engines, judge, sampling, self_critic, record, send_ids)
+        judged_dataset(rows, engines, judge, sampling, self_critic, coordinator.tell, send_ids)
         .map_batches(Stage("credit", partial(credit, algorithm=algorithm)).__call__, **WHOLE_BLOCKS)
         .map_batches(Stage("deliver", delivery).__call__, **WHOLE_BLOCKS)
     )

@@ -1,5 +1,6 @@
 """What came back of one step, until the step is over."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ class StepRecord:
     tables: list[pa.Table] = field(default_factory=list)
     row_ids: set[int] = field(default_factory=set)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)  # first start and last end of each stage, by its metric
+    counts: Counter[str] = field(default_factory=Counter)  # what stages have counted, by its metric
     kept: int = 0
     in_order: bool = False  # whether `tables` is the one sorted table
     observed: dict[str, float] | None = None  # what the algorithm said of the groups, once it has seen them

@@ -24,7 +24,7 @@ from serve.judge import JudgeConfig
 NOT_JUDGED = {"reward": None, "acc": None, "status": "self_critic"}
 CREDITED = ["n", "purpose", "reward", "truncated", "self_scored", "endpoint_value", "prefix_value"]
 
-Record = Callable[[str, int, bool, float, float], None]  # metric of the stage, step, whether an evaluation, start, end
+Record = Callable[..., None]  # tells the coordinator: the name of its method, and what that takes
 
 
 def generate(
@@ -54,15 +54,20 @@ def judge_rows(table: pa.Table, config: JudgeConfig, record: Record | None = Non
     """
     table = schema.check(table, "generate")
     columns = ("row_id", "data_source", "ground_truth", "extra_info", "response_text", "response_ids", "self_scored")
+    validation = bool(table.num_rows) and table["purpose"][0].as_py() == "eval"
     items = [
-        {"row_id": row, "data_source": source, **known, "response": text} | ({"response_ids": ids} if send_ids else {})
+        {"row_id": row, "data_source": source, **known, "response": text, "validation": validation}
+        | ({"response_ids": ids} if send_ids else {})
         for row, source, truth, extra, texts, responses, owned in zip(*(table[name].to_pylist() for name in columns), strict=True)
         for known in [{"ground_truth": typed_json.loads(truth), "extra_info": typed_json.loads(extra)}]
         for text, ids, own in zip(texts, responses, owned, strict=True)
         if not own
     ]
     with _span(record, "timing_s/reward", table):
-        verdicts = iter(_ask_judge(items, config) if items else [])
+        answers = _ask_judge(items, config) if items else []
+    if record is not None and answers and (usage := answers[0].get("usage")):
+        record("record_counts", table["step"][0].as_py(), validation, {f"judge/{name}": n for name, n in usage.items()})
+    verdicts = iter(answers)
     groups = [[NOT_JUDGED if own else next(verdicts) for own in owned] for owned in table["self_scored"].to_pylist()]
     judged = {
         "reward": [[verdict["reward"] for verdict in group] for group in groups],
@@ -174,4 +179,4 @@ def _span(record: Record | None, name: str, table: pa.Table) -> Iterator[None]:
     start = time.time()
     yield
     if record is not None and table.num_rows:
-        record(name, table["step"][0].as_py(), table["purpose"][0].as_py() == "eval", start, time.time())
+        record("record_span", name, table["step"][0].as_py(), table["purpose"][0].as_py() == "eval", start, time.time())

@@ -2,7 +2,7 @@
 
 A verifier is a function `score(response, ground_truth, extra_info) -> float` in [0, 1]. Those that run foreign or slow code are
 `killable`: they are called in a subprocess with a wall clock. Those that look for an answer in the response take the task's
-`AnswerConfig` too, and the form that their data source has by convention.
+`AnswerConfig` too, and the form that their data source has by convention. What a language model grades is in `serve/model_judge/`.
 """
 
 import importlib
@@ -18,11 +18,12 @@ Score = Callable[..., float]
 
 @dataclass(frozen=True)
 class Verifier:
-    """Where a verifier lives, whether it needs a process of its own, and the form of its source's answers, if it looks for one."""
+    """Where a verifier lives, whether it needs a process of its own or a language model, and the form of its source's answers."""
 
     module: str
     killable: bool
     needs_truth: bool = True
+    asks_model: bool = False
     form: str | None = None
 
     def load(self) -> Score:
@@ -41,6 +42,15 @@ class Verifier:
         return float(self.load()(*given, AnswerConfig(**item.get("answer", {})), self.form))
 
 
+BOXED = (
+    "math",
+    "aime",
+    "imo_answerbench",
+    "lighteval/MATH",
+    "DigitalLearningGmbH/MATH-lighteval",
+    "HuggingFaceH4/MATH-500",
+    "HuggingFaceH4/aime_2024",
+)
 VERIFIERS = {
     "chain_arithmetic": Verifier("chain_arithmetic", killable=False),
     "graded_chain": Verifier("graded_chain", killable=False),
@@ -48,9 +58,10 @@ VERIFIERS = {
     "reasoning_gym": Verifier(
         "reasoning_gym_task", killable=True, needs_truth=False, form="tag"
     ),  # data_source reasoning_gym/<dataset>
-    "math": Verifier("math_answer", killable=True, form="boxed"),  # data_source math or math/<anything>
-    "gsm8k": Verifier("math_answer", killable=True, form="hash"),
-    "openai/gsm8k": Verifier("math_answer", killable=True, form="hash"),
+    **{name: Verifier("math_answer", killable=True, form="boxed") for name in BOXED},  # also math/<anything>
+    **{name: Verifier("math_answer", killable=True, form="hash") for name in ("gsm8k", "openai/gsm8k")},
+    "math_dapo": Verifier("math_answer", killable=True, form="stated"),
+    "proof": Verifier("", killable=False, needs_truth=False, asks_model=True),  # data_source proof or proof/<anything>
 }
 
 

@@ -30,6 +30,7 @@ from pipelines.store.tracker import TrackingConfig
 from pipelines.trainer.batching import trainer_rows
 from pipelines.trainer.link import CoordinatorLink
 from serve import judge
+from serve.scoring import Scoring
 from tests.conftest import configure
 
 BUDGET, PROMPT_TOKENS, PROBLEMS = 50_000, 300, 1000
@@ -166,7 +167,7 @@ def main() -> None:
     args = parser.parse_args()
     config = configure("algorithm=ac2", f"cluster.ray.object_store_gib={args.object_store_gib}")
     cluster.connect(config.ray)
-    judge.start(config.judge, None, "outputs")
+    judge.start(config.judge, Scoring(), "outputs")
     results = {prefixes: measure(config, prefixes, args.steps) for prefixes in args.prefixes}
     names = list(next(iter(results.values())))
     print("\n" + "prefixes".ljust(18) + "".join(f"{prefixes:>12}" for prefixes in results))

@@ -14,6 +14,7 @@ from reasoning_gym.factory import create_dataset
 
 from pipelines.rollout.stages import _ask_judge
 from serve import judge
+from serve.scoring import Scoring
 from tests.conftest import configure
 from tests.distributed import free_port
 from tests.hostile.test_answers import ENDLESS, PAYLOADS
@@ -31,7 +32,7 @@ def token_file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def settings(ray_cluster, token_file):
     config = dataclasses.replace(configure().judge, http_port=free_port(), verifier_timeout_s=3)
-    judge.start(config, None, token_file.parent)
+    judge.start(config, Scoring(), token_file.parent)
     return config
 
 

@@ -82,8 +82,8 @@ def test_credit_adds_advantages_and_leaves_evaluation_rows_without():
 def test_spans_are_recorded_with_their_step():
     spans = []
     generate(planned(), Engines(), SAMPLING, record=lambda *span: spans.append(span))
-    ((name, step, evaluation, start, end),) = spans
-    assert (name, step, evaluation) == ("timing_s/gen", 1, False)
+    ((method, name, step, evaluation, start, end),) = spans
+    assert (method, name, step, evaluation) == ("record_span", "timing_s/gen", 1, False)
     assert end >= start
 
 
