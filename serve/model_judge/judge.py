@@ -103,6 +103,10 @@ class ModelJudge:
             return f"error: model judge: {type(error).__name__}: {_first_line(error)}"
         return right, right
 
+    async def close(self) -> None:
+        """End the client's connections."""
+        await self._client.close()
+
     def _question(self, texts: dict[str, str]) -> dict[str, Any]:
         config = self.config
         sampling = {"max_completion_tokens": config.max_tokens, "temperature": config.temperature}

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.command import cluster
 from pipelines.command.place import place
-from pipelines.command.scorable import check_scorable
+from pipelines.command.scorable import scoring_of
 from pipelines.config.compose import compose, resolved
 from pipelines.config.make import ConfigError
 from pipelines.config.run import build
@@ -19,7 +19,6 @@ from pipelines.data.prompts import load_tokenizer
 from pipelines.data.row_formats import RowFormat
 from pipelines.store import checkpoint
 from serve.reward_function import RewardConfig, RewardFunction
-from serve.verifiers.answer_form import AnswerConfig
 from tests.conftest import TINY, configure
 
 ROW = {"data_source": "math", "prompt": "1+1=", "reward_model": {"ground_truth": "2"}, "extra_info": {"index": 0}}
@@ -111,7 +110,7 @@ def test_rows_without_a_truth_are_for_reward_functions(tmp_path):
     with pytest.raises(
         DataError, match=r"rows\.jsonl, row 0: no ground truth, which the verifier of 'math' needs; name its column"
     ):
-        check_scorable(found.problems, None, configure().judge, AnswerConfig())
+        scoring_of(configure(), None, found.problems, [])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_a_reward_file_that_cannot_be_imported_is_said_before_anything_starts(tm
     (tmp_path / "mine.py").write_text(source)
     reward = RewardFunction.read(RewardConfig(str(tmp_path / "mine.py"), "score", "verl"))
     with pytest.raises(ValueError, match=r"reward.path=.*mine.py: cannot be imported") as caught:
-        check_scorable([], reward, configure().judge, AnswerConfig())
+        scoring_of(configure(), reward, [], [])
     assert message in str(caught.value)
 
 
@@ -168,4 +167,4 @@ def test_truths_that_cannot_be_used_name_file_and_row(tmp_path, truth, reason):
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(one) for one in rows))
     found = load_problems(DataConfig(files=[str(tmp_path / "rows.jsonl")]), load_tokenizer(TINY), 100)
     with pytest.raises(DataError, match=rf"rows\.jsonl, row 1: .*{reason}"):
-        check_scorable(found.problems, None, configure().judge, AnswerConfig())
+        scoring_of(configure(), None, found.problems, [])
