@@ -154,7 +154,7 @@ class JudgeReplica:
         usage = Usage()
         verdicts = await self._judge(self._training, items, deadline_s or self._config.request_timeout_s, usage)
         if usage != Usage():
-            verdicts[0]["usage"] = dataclasses.asdict(usage)
+            verdicts[0]["usage"] = usage.metrics()
         return verdicts
 
     async def isolation(self) -> list[str]:

@@ -248,7 +248,7 @@ class Coordinator:
         check_scored(rows)
         n = self._config.evaluation.n
         metrics = evaluation_metrics(rows, n, seed=self._config.seed) | self._totals
-        metrics |= {f"val-aux/{name}": count for name, count in record.counts.items()}
+        metrics |= {"val-aux/" + name: count for name, count in record.counts.items()}
         metrics["timing_s/testing"] = record.spans["timing_s/reward"][1] - record.spans["timing_s/gen"][0]
         self._tracker.metrics(metrics, step)
         self._evaluations[step] = mean_score(metrics, n)

@@ -66,7 +66,7 @@ def judge_rows(table: pa.Table, config: JudgeConfig, record: Record | None = Non
     with _span(record, "timing_s/reward", table):
         answers = _ask_judge(items, config) if items else []
     if record is not None and answers and (usage := answers[0].get("usage")):
-        record("record_counts", table["step"][0].as_py(), validation, {f"judge/{name}": n for name, n in usage.items()})
+        record("record_counts", table["step"][0].as_py(), validation, usage)
     verdicts = iter(answers)
     groups = [[NOT_JUDGED if own else next(verdicts) for own in owned] for owned in table["self_scored"].to_pylist()]
     judged = {

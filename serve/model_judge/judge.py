@@ -37,6 +37,16 @@ class Usage:
     completion_tokens: int = 0
     cost_usd: float = 0.0
 
+    def metrics(self) -> dict[str, float]:
+        """By the names that runs log."""
+        return {
+            "judge/asked": self.asked,
+            "judge/cached": self.cached,
+            "judge/prompt_tokens": self.prompt_tokens,
+            "judge/completion_tokens": self.completion_tokens,
+            "judge/cost_usd": self.cost_usd,
+        }
+
 
 def key_of(config: ModelJudgeConfig) -> Secret:
     """The key in the environment; ValueError if it is not there."""
