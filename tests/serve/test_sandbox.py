@@ -63,5 +63,7 @@ def test_real_verifiers_run_in_it():
 
 def test_registry_and_modules_agree():
     for name, verifier in verifiers.VERIFIERS.items():
+        if verifier.asks_model:
+            continue  # no module: a language model grades it
         assert isinstance(verifier.load(), types.FunctionType), name
     assert "serve.verifiers.math_answer" in sys.modules
